@@ -197,7 +197,7 @@ class Group:
         """
 
 class Program:
-    """A bound plan of one rank: rows that lanes and the calling thread run in every call.
+    """A bound program of one rank: rows that lanes and the calling thread run in every call.
 
     A row of `ops` is 16 numbers:
 
@@ -212,7 +212,8 @@ class Program:
                        15 bit 0: source in the other copy of its window, bit 1: destination
         raise, wait,   4 rank that holds the word, 5 its index; 6 value that raise stores and wait
         clear          expects, 7 = 1: the call's digest instead; 15 bit 0: word in the other copy.
-                       clear stores 0
+                       clear stores 0. raise, clear: 8 how, on GPUs: 0 by the stream, 1 by a 4-byte
+                       copy, 2 by one kernel for all words of the step, on lane -1 alone
         after          4 step of this program that must be done
         expect, missed as wait; only on GPUs, see `GpuProgram`
 
@@ -601,7 +602,7 @@ class GpuProbe:
         """
 
 class GpuProgram:
-    """A bound plan of one rank on a GPU. Rows are those of `Program`, with other lanes.
+    """A bound program of one rank on a GPU. Rows are those of `Program`, with other lanes.
 
     A lane is a separate stream of the GPU, and -1 the caller's stream. All rows are in the segment
     in which they are submitted, in the plan's order. The caller enqueues a step without rows

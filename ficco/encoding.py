@@ -29,7 +29,7 @@ from ficco.program import (
     operands_of,
 )
 
-__all__ = ["INLINE", "Encoded", "Row", "Segment", "encode", "lanes_of", "trace_rows"]
+__all__ = ["Encoded", "Row", "Segment", "encode", "lanes_of", "trace_rows"]
 
 INLINE = -1
 _COPY, _RAISE, _WAIT, _CLEAR, _AFTER, _EXPECT, _MISSED = range(7)
@@ -148,7 +148,7 @@ class _Encoder:
     def __init__(self, program: Program, lanes: dict[str, int], link: Link | None) -> None:
         self.program, self.lanes, self.link = program, lanes, link
         self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in program.buffers}
-        self.ahead: list[int] = []  # rows of threads, which get all at the start of a call
+        self.ahead: list[int] = []  # rows of thread lanes, submitted at the start of a call
         self.rows: list[int] = []  # the other rows, in order
         self.segment = 0
         self.slots: dict[tuple[int, str], int] = {}

@@ -171,12 +171,10 @@ class OneKernel(NamedTuple):
     Attributes:
         table: what the kernel does.
         waits: names and signals of the kernel's waits, for messages about missing signals.
-        multiplied: whether entries before the launch make the products, which it reads in y.
     """
 
     table: OneKernelTable | GatherTable
     waits: tuple[tuple[str, tuple[Signal, ...]], ...]
-    multiplied: bool = False
 
 
 Work = Gemm | Sum | Reduce | Bag | Gated | OneKernel
@@ -226,7 +224,7 @@ def kind_of(entry: Entry) -> str:
 
 
 def operands_of(work: Work) -> Iterator[Region]:
-    """Yield the regions that a work names; those of one-kernel launches are whole buffers."""
+    """Yield the regions that a work names: whole buffers if gated, none for a whole call."""
     for value in work:
         if isinstance(value, Region):
             yield value

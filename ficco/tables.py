@@ -118,6 +118,7 @@ class OneKernelTable(NamedTuple):
         dtype: dtype of all operands.
         bias: whether there is a bias.
         twice: whether the owners of sums pass them on.
+        made: whether y holds the products when the launch begins; else the kernel multiplies.
         chunks: in the order of their computation; none is empty.
         own_row, own_rows: rows of y that this rank sums.
         bias_row, bias_rows: rows of this rank's products that get the bias; if `twice` none, as
@@ -140,6 +141,7 @@ class OneKernelTable(NamedTuple):
     dtype: str
     bias: bool
     twice: bool
+    made: bool
     chunks: tuple[OneKernelChunk, ...]
     own_row: int
     own_rows: int

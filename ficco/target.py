@@ -1,7 +1,7 @@
 """Target: what a device, its driver and its array library do. Passes compile plans for a target.
 
 A target is no part of a plan's digest: peers see only windows and signals, so ranks with different
-targets can share a call.
+targets can share a call. Calls with mailboxes are an exception: they need kernels on every rank.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from ficco.problem import MAX_WORLD
 
-__all__ = ["FEWEST_STORED", "HOST", "MOST_STORED", "Target", "cuda_target", "own_signals"]
+__all__ = ["HOST", "MOST_STORED", "Target", "cuda_target", "own_signals"]
 
-FEWEST_STORED = 3  # from this many signals on, a kernel stores faster than a CUDA stream writes
-# Signals that one kernel stores: kMostStored of the native core, which may add the watchdog's word.
+FEWEST_STORED = 3  # from this many signals on, one kernel is faster than stream writes
+# Signals that one kernel stores: kMostStored of the native core, less one for the watchdog's word.
 MOST_STORED = 127
 
 
@@ -71,4 +71,5 @@ def cuda_target(
         kernels: whether the array library has ficco's kernels.
         stores: whether the device has a kernel that stores signals.
     """
-    return Target("cuda", kernels, writable=tuple(writable), store_from=FEWEST_STORED * stores)
+    listed = () if all(writable) else tuple(writable)
+    return Target("cuda", kernels, writable=listed, store_from=FEWEST_STORED * stores)

@@ -11,6 +11,7 @@ from ficco.cli.arguments import add_problem, request_from
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
+from ficco.operators import OPERATORS
 from ficco.passes import compile_plan
 from ficco.passes.readback import read_back_plan
 from ficco.plan import Plan
@@ -56,6 +57,8 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise InputError("--target and --signals are for --program; add it, or leave them out")
     if args.signals and args.target == "host":
         raise InputError("--signals is for CUDA streams; leave it out with --target host")
+    if args.check is not None and args.rank is not None:
+        raise InputError("--rank with --check: a proof is over all ranks; leave --rank out")
     if args.check:
         _check_alone(args, parser)
         return _check(args)
@@ -69,8 +72,8 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         plan = lower(request.problem, request.schedules[0])
         programs = _programs(plan, args.target, args.signals) if args.program else []
         if args.check is not None:
-            work.say(f"proves {_steps(plan)} steps")
             plan = read_back_plan(plan, programs) if programs else plan
+            work.say(f"proves {_steps(plan)} steps")
             violations = verify(plan)
     if args.check is not None:
         return _tell(plan, violations, args.json)
@@ -119,7 +122,8 @@ def _check(args: argparse.Namespace) -> int:
             with open(source, encoding="utf-8") as file:
                 text = file.read()
     except OSError as error:
-        raise InputError(f"--check {source}: {error.strerror}") from None
+        behind = "; OP comes before --check" if source in OPERATORS else ""
+        raise InputError(f"--check {source}: {error.strerror}{behind}") from None
     except UnicodeDecodeError:
         raise InputError(f"--check {source}: this is not a text file") from None
     with Working("ficco plan") as work:

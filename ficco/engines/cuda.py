@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import time
 import weakref
@@ -10,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute
-from ficco.engines.launches import warn_of_streams
 from ficco.engines.window_layout import Window
 from ficco.errors import EngineError, ScheduleError
 from ficco.schedule import Schedule
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 GpuError = _native.GpuError
+_log = logging.getLogger("ficco")
 _SETTLES_WITHIN_S = 5.0
 
 device_count = _native.cuda_device_count
@@ -89,6 +91,13 @@ def capabilities(device: int) -> Capabilities:
     return Capabilities(*_native.cuda_capabilities(device))
 
 
+@functools.cache  # once per device, not whenever windows grow
+def _warn_of_streams(device: int, reason: str) -> None:
+    """Log why stream operations store a device's words in place of a kernel."""
+    text = "streams of device %d store words by themselves, which takes longer: %s"
+    _log.warning(text, device, reason)
+
+
 class Device:
     """One rank's GPU: its streams and their watchdog.
 
@@ -109,7 +118,7 @@ class Device:
         gpu = _native.open_cuda(ordinal)
         self.no_store = gpu.no_store
         if gpu.no_store:
-            warn_of_streams(ordinal, gpu.no_store)
+            _warn_of_streams(ordinal, gpu.no_store)
         self.native = _native.GpuRank(gpu, group, rank)
         self._stop: Any = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ficco.compute import (
     DeviceCompute,
@@ -22,6 +22,7 @@ from ficco.compute import (
 )
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.encoding import Encoded
+from ficco.engines.cuda import Device
 from ficco.engines.library_calls import View
 from ficco.engines.window_layout import COPIES, Window
 from ficco.errors import EngineError, InputError
@@ -30,21 +31,11 @@ from ficco.plan import SIGNALS_PER_COPY, Region
 from ficco.program import Gated, OneKernel, Program, Sum
 from ficco.tables import GatherTable, OneKernelTable
 
-if TYPE_CHECKING:
-    from ficco.engines.cuda import Device
-
-__all__ = ["Launches", "warn_of_streams"]
+__all__ = ["Launches"]
 
 _log = logging.getLogger("ficco")
 _ALIGN = 16  # bytes; Triton specializes kernels on this alignment
 _PATIENCE = 10  # timeout of a waiting launch, in group timeouts: the watchdog should act first
-
-
-@functools.cache  # once per device, not whenever windows grow
-def warn_of_streams(device: int, reason: str) -> None:
-    """Log why stream operations store a device's words in place of a kernel."""
-    text = "streams of device %d store words by themselves, which takes longer: %s"
-    _log.warning(text, device, reason)
 
 
 class Launches:
@@ -206,7 +197,7 @@ class Launches:
 
     def _one_kernel(self, work: OneKernel, of: Callable[[Region], Any]) -> OneKernelOperands:
         """Return `of` applied to every matrix of a call that is one kernel."""
-        regions, kept = self._matrices, getattr(work.table, "kept", "")
+        regions = self._matrices
         outputs = [
             OneKernelOutput(
                 of(regions[names.w]),
@@ -215,7 +206,8 @@ class Launches:
             )
             for names in work.table.outputs
         ]
-        kept_x = of(regions[kept]) if isinstance(work.table, GatherTable) and kept else None
+        kept = work.table.kept if isinstance(work.table, GatherTable) else ""
+        kept_x = of(regions[kept]) if kept else None
         return OneKernelOperands(of(regions["x"]), outputs, kept_x)
 
     def _handles(self, work: OneKernel, view: View) -> OneKernelOperands:

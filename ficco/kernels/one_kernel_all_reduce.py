@@ -2,7 +2,7 @@
 
 It is for products of few rows, where the start of a copy engine and the signal of a stream take
 longer than the data. Ranks synchronize within the launch, so nothing else is enqueued. For more
-rows, a library computes the product in y before the launch (`is_made_before`).
+rows, a library computes the product in y before the launch (`OneKernelTable.made`).
 
     prepared = prepare(table, places, device)       # once per plan and mailbox
     warm(prepared, operands, control)               # before any stream waits or is captured
@@ -33,7 +33,6 @@ from ficco.kernels.one_kernel import (
     signed,
 )
 from ficco.kernels.variants import Launch
-from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.tables import COUNTS, THREADS, OneKernelTable
 
 __all__ = [
@@ -157,13 +156,13 @@ def prepare(
         places: the mailbox that calls use.
         device: an array library (`Arrays`), or a torch.device.
         tile: tile of the multiplication; by default `choose_tile` chooses it.
-        made: whether y holds the product before the launch; by default `is_made_before` decides.
+        made: whether y holds the product before the launch; by default the table says so.
     """
     item = ELEMENT_BYTES[table.dtype]
     arrays = library_of(device)
     processors = arrays.processors or 1  # the interpreter runs one program after another
     width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
-    made = is_made_before(table.m, table.twice) if made is None else made
+    made = table.made if made is None else made
     chosen = _moving_tile(table.m, width) if made else choose_tile(table.m, width, table.k, item)
     edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
     copies = zip(places.words, places.data, strict=True)

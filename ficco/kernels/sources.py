@@ -1,7 +1,8 @@
 """The sources of the compiled kernels, and a digest of them. No Triton.
 
-The digest covers the compiler's input: the code of all modules with device code, without imports,
-comments and docstrings, and the numbers that the code imports from elsewhere in ficco.
+The digest covers the compiler's input: the code of all modules with device code, without comments,
+docstrings and imports from other modules, and the numbers that the code imports from elsewhere in
+ficco.
 """
 
 from __future__ import annotations
@@ -37,11 +38,18 @@ def digest() -> str:
     return hashed.hexdigest()
 
 
+def _is_foreign(statement: ast.stmt) -> bool:
+    """Return whether a statement imports from modules without device code."""
+    device = {f"ficco.kernels.{name}" for name in MODULES}
+    if isinstance(statement, ast.ImportFrom):
+        return statement.module not in device
+    return isinstance(statement, ast.Import)
+
+
 def _code_of(text: str) -> str:
-    """Return a module's code without imports, comments, docstrings and positions."""
+    """Return a module's code without foreign imports, comments, docstrings and positions."""
     tree = ast.parse(text)
-    imports = (ast.Import, ast.ImportFrom)
-    tree.body = [statement for statement in tree.body if not isinstance(statement, imports)]
+    tree.body = [statement for statement in tree.body if not _is_foreign(statement)]
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) or not body:

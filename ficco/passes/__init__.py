@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from ficco.errors import EngineError
 from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums
-from ficco.plan import Part, RankPlan, Step
+from ficco.plan import Part, RankPlan, Step, has_mailbox
 from ficco.program import Bag, Copy, Entry, Launch, Program, Reduce, Wait, Work
 from ficco.target import Target
 
@@ -40,6 +40,11 @@ def compile_plan(plan: RankPlan, target: Target) -> Program:
         EngineError: the target cannot run a step; the message names it.
         PlanError: a step's `after` names no earlier step.
     """
+    if has_mailbox(plan.buffers) and not (target.kernels or target.threads):
+        raise EngineError(
+            f"rank {plan.rank}: its plan has mailboxes, which on target {target.name!r} need a "
+            "kernel of ficco, and the arrays have none; use a schedule with transport='dma'"
+        )
     if target.kernels and one_kernel.is_one_kernel(plan):
         entries: Sequence[Entry] = one_kernel.one_kernel_entries(plan)
     else:
@@ -57,7 +62,7 @@ class _Compiler:
     def __init__(self, plan: RankPlan, target: Target) -> None:
         self.plan, self.target = plan, target
         self.entries: list[Entry] = []
-        self.inline = {step.lane for step in plan.steps if step.kind in COMPUTE}
+        self.inline = {step.lane for step in plan.steps if step.kind in COMPUTE and _works(step)}
         self.ends: dict[str, tuple[str, ...]] = {}
         self.pending: dict[str, tuple[str, ...]] = {}
         self.last: dict[str, str] = {}  # by lane: the id of its last entry
@@ -109,7 +114,8 @@ class _Compiler:
             return signals.writes_of(step, after, more, step.lane in self.inline, self.target)
         if kind in ("copy", "local_copy"):
             if kind == "copy" and len(step.reads) == 1 and self.contiguous is None:
-                return [Copy(step.id, step.lane, after, step.reads[0], step.writes[0])]
+                only = (step.reads[0], step.writes[0])
+                return [Copy(step.id, step.lane, after, *only)] if only[0].area else []
             boxes = copies.boxes_of(step, self.contiguous)
             names = _names(step.id, len(boxes))
             return [
@@ -171,6 +177,11 @@ class _Compiler:
                 for i, written in enumerate(part.writes)
             ]
         return _launches(step, name, works, after, by)
+
+
+def _works(step: Step) -> bool:
+    """Return whether a compute step has any work, so that launches run it."""
+    return bool(step.products or step.writes or step.parts)
 
 
 def _launches(

@@ -21,7 +21,7 @@ from ficco.tables import Arrived, GatedPart
 __all__ = ["launches_of"]
 
 _OWN, _WINDOW, _RESULT, _PARTIAL, _RECV = "own", "window", "c", "partial", "recv"
-_Entries = list[tuple[Part, Product]]
+_Work = list[tuple[Part, Product]]
 
 
 def launches_of(plan: RankPlan, step: Step) -> list[Gated]:
@@ -33,26 +33,26 @@ def launches_of(plan: RankPlan, step: Step) -> list[Gated]:
     if step.kind != "gemm" or step.transpose_a:
         raise _refusal(step, "its kernel supports only GEMMs along rows")
     pushes = any(part.raises for part in step.parts)
-    entries_by_target: dict[tuple[str, str], _Entries] = {}
+    works_by_target: dict[tuple[str, str], _Work] = {}
     for part in step.parts:
         for product in part.products:
             key = (product.b.buffer, "" if pushes else product.c.buffer)
-            entries_by_target.setdefault(key, []).append((part, product))
-    return [_launch(plan, step, entries) for entries in entries_by_target.values()]
+            works_by_target.setdefault(key, []).append((part, product))
+    return [_launch(plan, step, works) for works in works_by_target.values()]
 
 
-def _launch(plan: RankPlan, step: Step, entries: _Entries) -> Gated:
-    first = entries[0][1]
+def _launch(plan: RankPlan, step: Step, works: _Work) -> Gated:
+    first = works[0][1]
     roles = {buffer.name: buffer.role for buffer in plan.buffers}
-    results = [product for part, product in entries if not part.raises]
+    results = [product for part, product in works if not part.raises]
     result = (results or [first])[0]
     windows = {name for name, role in roles.items() if role == "window"}
     _, bias = _split(result.add, windows)
     used: dict[str, Region] = {}  # one region of every matrix, by its role in the launch
     parts = []
-    for part, product in entries:
+    for part, product in works:
         terms, added = _split(product.add, windows)
-        _check(step, part, product, terms, added)
+        _check(plan.rank, step, part, product, terms, added)
         source = _WINDOW if roles[product.a.buffer] == "window" else _OWN
         target = _RESULT if product.c.buffer == result.c.buffer else _PARTIAL
         if product.accumulate != first.accumulate:
@@ -134,19 +134,27 @@ def _summed(terms: tuple[Region, ...], part: Part) -> tuple[Arrived | None, ...]
 
 
 def _check(
-    step: Step, part: Part, product: Product, terms: tuple[Region, ...], added: tuple[Region, ...]
+    rank: int,
+    step: Step,
+    part: Part,
+    product: Product,
+    terms: tuple[Region, ...],
+    added: tuple[Region, ...],
 ) -> None:
     """Raise an error if a part waits for, adds or raises more than a launch can."""
     if len(part.waits) > max(len(terms), 1) or len(part.raises) > 1:
         raise _refusal(
             step, "a part waits for at most one signal, or one per term, and raises at most one"
         )
-    if (
-        any(signal.copy for signal in (*part.waits, *part.raises))
-        or product.a.copy
-        or product.c.copy
-    ):
+    regions = (product.a, product.b, product.c, *product.add)
+    signals = (*part.waits, *part.raises)
+    if any(signal.copy for signal in signals) or any(region.copy for region in regions):
         raise _refusal(step, "a launch uses only the call's own copy of the window")
+    if any(region.rank != rank for region in regions):
+        raise EngineError(
+            f"step {step.id!r} computes on buffers of other ranks; engines compute in their own "
+            "rank's buffers, so push the result by a copy step"
+        )
     if len(added) > 1 or any(r.rows != 1 for r in added):
         raise _refusal(step, "a part is one product, pushed rows of peers, and at most one bias")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ficco.lowering.multiplying import WINDOW as GATHERED
-from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.passes import one_kernel_all_reduce, one_kernel_gather
 from ficco.plan import RankPlan, Region
 from ficco.program import Gemm, Launch, OneKernel
@@ -40,7 +39,7 @@ def one_kernel_entries(plan: RankPlan) -> list[Launch]:
         PlanError: see `table_of`.
     """
     table = table_of(plan)
-    made = isinstance(table, OneKernelTable) and is_made_before(table.m, table.twice)
+    made = isinstance(table, OneKernelTable) and table.made
     compute = next((step for step in plan.steps if step.kind in ("gemm", "reduce")), plan.steps[0])
     entries = [
         Launch(f"product.{names.y}", compute.lane, (), _product(plan, names), "library")
@@ -48,8 +47,7 @@ def one_kernel_entries(plan: RankPlan) -> list[Launch]:
         if made
     ]
     waits = tuple([(step.id, step.signals) for step in plan.steps if step.kind == "wait"])
-    work = OneKernel(table, waits, made)
-    return [*entries, Launch(compute.id, compute.lane, (), work, "native")]
+    return [*entries, Launch(compute.id, compute.lane, (), OneKernel(table, waits), "native")]
 
 
 def _product(plan: RankPlan, names: OutputNames) -> Gemm:

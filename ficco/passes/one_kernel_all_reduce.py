@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.passes.plan_reader import PlanReader
 from ficco.plan import RankPlan, Region, Signal, window_places
 from ficco.tables import OneKernelChunk, OneKernelTable, OutputNames
@@ -79,7 +80,7 @@ class _Reader(PlanReader):
         rows_to = tuple([(r.rank, r.row + i) for r in to for i in range(r.end - r.begin)])
         return OneKernelTable(
             rank=rank, world=world, m=m, n=self.y.cols, k=self.x.cols, dtype=self.y.dtype,
-            bias=self.bias, twice=self.twice,
+            bias=self.bias, twice=self.twice, made=is_made_before(m, self.twice),
             chunks=tuple([OneKernelChunk(*columns, *self._places(columns)) for columns in chunks]),
             own_row=own_rows[0], own_rows=own_rows[1] - own_rows[0],
             bias_row=bias_rows[0], bias_rows=bias_rows[1] - bias_rows[0],

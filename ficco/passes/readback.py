@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ficco.errors import PlanError
 from ficco.passes.readback_one_kernel import steps_of_one_kernel
 from ficco.plan import Part, Plan, Product, RankPlan, Region, Signal, Step, copy_unit, signal_at
 from ficco.program import Bag, Copy, Gated, Gemm, Launch, OneKernel, Program, SignalWrite, Sum, Wait
 from ficco.tables import GatedPart
+from ficco.target import MOST_STORED
 
 __all__ = ["read_back", "read_back_plan"]
 
@@ -27,8 +29,13 @@ def read_back_plan(plan: Plan, programs: Sequence[Program]) -> Plan:
 
 
 def read_back(program: Program) -> RankPlan:
-    """Return the plan of one rank that a program carries out."""
+    """Return the plan of one rank that a program carries out.
+
+    Raises:
+        PlanError: an entry cannot run on the program's target; the message names it.
+    """
     steps: list[Step] = []
+    inline = {launch.lane for launch in program.launches}
     for entry in program.entries:
         if isinstance(entry, Copy):
             steps.append(_copied(entry, program.target.name))
@@ -36,17 +43,33 @@ def read_back(program: Program) -> RankPlan:
             wait = Step(entry.id, entry.lane, "wait", "none", signals=entry.signals)
             steps.append(wait._replace(after=entry.after))
         elif isinstance(entry, SignalWrite):
+            _check_how(program, entry, entry.lane in inline)
             steps += _written(entry.id, entry.lane, entry.clears, entry.raises, entry.after)
         elif isinstance(entry.work, OneKernel):
             work = entry.work
-            steps += steps_of_one_kernel(
-                entry.id, entry.lane, work.table, program.buffers, work.multiplied
-            )
+            steps += steps_of_one_kernel(entry.id, entry.lane, work.table, program.buffers)
         elif isinstance(entry.work, Gated):
             steps += _gated(program.rank, entry, entry.work)
         else:
             steps.append(_launched(entry))
     return RankPlan(program.rank, program.buffers, tuple(steps))
+
+
+def _check_how(program: Program, write: SignalWrite, inline: bool) -> None:
+    """Refuse signals that the target does not store in this way."""
+    target, signals = program.target, (*write.clears, *write.raises)
+    unwritable = [signal for signal in signals if not target.writes_to(signal.rank)]
+    fits = {
+        "thread": target.threads,
+        "stream": not target.threads and not unwritable,
+        "copy": not target.threads and not write.clears,
+        "kernel": inline and bool(target.store_from) and len(signals) <= MOST_STORED,
+    }
+    if not fits.get(write.how, False):
+        raise PlanError(
+            f"rank {program.rank}, entry {write.id!r}: a {write.how} cannot store its "
+            f"{len(signals)} signals on target {target.name!r} in lane {write.lane!r}"
+        )
 
 
 def _copied(copy: Copy, target: str) -> Step:

@@ -18,7 +18,6 @@ def steps_of_one_kernel(
     lane: str,
     table: OneKernelTable | GatherTable,
     buffers: tuple[Buffer, ...],
-    multiplied: bool,
 ) -> list[Step]:
     """Return the steps of a kernel that runs a whole call.
 
@@ -27,14 +26,13 @@ def steps_of_one_kernel(
         lane: of the launch.
         table: of the kernel.
         buffers: of the program.
-        multiplied: whether y holds the products before the launch.
 
     Raises:
-        PlanError: the table is none of this kernel.
+        PlanError: the table does not fit its kernel.
     """
     if isinstance(table, GatherTable):
         return _Gather(name, lane, table, buffers).read()
-    return _AllReduce(name, lane, table, buffers).read(multiplied)
+    return _AllReduce(name, lane, table, buffers).read()
 
 
 class _Rows(NamedTuple):
@@ -167,12 +165,12 @@ class _AllReduce(_Steps):
         self.recv, self.kept = at[table.recv], at[table.kept] if table.twice else ""
         self.space = next((b.name for b in buffers if b.role == "workspace"), "")
 
-    def read(self, multiplied: bool) -> list[Step]:
+    def read(self) -> list[Step]:
         """Return all steps."""
         t = self.table
         self.enter()
         for chunk in t.chunks:
-            self._make(chunk, multiplied)
+            self._make(chunk)
         self.await_entered()
         for chunk in t.chunks if t.own_rows else ():
             self._add_up(chunk)
@@ -197,7 +195,7 @@ class _AllReduce(_Steps):
             runs.append(_Rows(begin, begin + len(entries), rank, to))
         return runs
 
-    def _make(self, chunk: OneKernelChunk, multiplied: bool) -> None:
+    def _make(self, chunk: OneKernelChunk) -> None:
         """Append the products of a chunk, and their stores at peers."""
         t, rank, columns = self.table, self.rank, (chunk.begin, chunk.end)
         name, targets = f"{chunk.begin}", self._targets()
@@ -221,7 +219,7 @@ class _AllReduce(_Steps):
                  Region(rank, self.recv, whole.row + a, whole.row + b, *columns))
                 for a, b in pairwise(edges)
             ]  # fmt: skip
-        if multiplied:
+        if t.made:
             reads = tuple([Region(rank, self.names.y, r.begin, r.end, *columns) for r, _ in made])
             self.add(f"take.{name}", "local_copy", reads=reads, writes=tuple([c for _, c in made]))
         else:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ficco.plan import Plan, Signal, signal_at
+from ficco.plan import Plan, Region, Signal, signal_at
 from ficco.program import (
     Copy,
     Entry,
@@ -47,13 +47,17 @@ def program_json(plan: Plan, programs: Sequence[Program]) -> str:
         "problem": plan.problem.to_json(),
         "schedule": plan.schedule.to_json(),
         "digest": plan.digest,
-        "target": programs[0].target._asdict(),
     }
     lines = [json.dumps(head)[:-1] + ', "ranks": [']
     for i, program in enumerate(programs):
         entries = ",\n  ".join(json.dumps(_fields(entry)) for entry in program.entries)
         comma = "," if i + 1 < len(programs) else ""
-        lines.append(f' {{"rank": {program.rank}, "entries": [\n  {entries}\n ]}}{comma}')
+        about = {
+            "rank": program.rank,
+            "target": program.target._asdict(),
+            "buffers": [buffer._asdict() for buffer in program.buffers],
+        }
+        lines.append(f' {json.dumps(about)[:-1]}, "entries": [\n  {entries}\n ]}}{comma}')
     return "\n".join(lines) + "\n]}\n"
 
 
@@ -101,12 +105,15 @@ def _launch(program: Program, launch: Launch) -> list[str]:
     work = launch.work
     if isinstance(work, Gated):
         released = ", releases the window" if work.release else ""
-        head = f"gated_gemm into {work.c.buffer}: {len(work.parts)} parts{released}"
+        names = {name: region.buffer for name, region in work._asdict().items()
+                 if isinstance(region, Region)}  # fmt: skip
+        used = ", ".join(f"{name}={buffer}" for name, buffer in names.items())
+        head = f"gated_gemm {used}: {len(work.parts)} parts{released}"
         return [head, *(_part(program.rank, part) for part in work.parts)]
     if isinstance(work, OneKernel):
-        products = ", behind the products" if work.multiplied else ""
         waits = [f"{name}: waits for {_signals(signals)}" for name, signals in work.waits]
-        return [f"one_kernel for the whole call{products}", *waits]
+        table = ", ".join(f"{name}={value}" for name, value in work.table._asdict().items())
+        return ["one_kernel for the whole call", f"table: {table}", *waits]
     if isinstance(work, Gemm):
         a_t, b_t = "^T" if work.transpose_a else "", "^T" if work.transpose_b else ""
         added = "".join(f" + {region}" for region in work.add)

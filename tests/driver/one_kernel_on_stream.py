@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ficco.compute import OneKernelOperands, OneKernelWindows, dtype_of
-from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
 from ficco.tables import VACANT
 
@@ -95,7 +94,7 @@ class OneKernelCall(_Call):
         t, ((w, bias, y),) = self.table, outputs
         for chunk in t.chunks:
             columns = slice(chunk.begin, chunk.end)
-            if is_made_before(t.m, t.twice):
+            if t.made:
                 made = y[:, columns].astype(np.float32)
             else:
                 made = x.astype(np.float32) @ w[:, columns].astype(np.float32)

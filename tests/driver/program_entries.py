@@ -6,6 +6,7 @@ watchdog's words, which are outside of windows, are left out.
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +17,9 @@ from engine_node import Node, named, problems, refused
 from ficco.engines import cuda, gpu
 from ficco.engines.window_layout import COPIES, WORDS_BYTES, Window
 from ficco.errors import ScheduleError
-from ficco.plan import Region, Signal, signal_place
+from ficco.plan import Region, Signal, digest_of, signal_place
 from ficco.problem import Problem
-from ficco.program import Copy, Entry, Launch, SignalWrite, Wait
+from ficco.program import Copy, Entry, Gemm, Launch, SignalWrite, Wait, kernel_of
 from ficco.schedule import Schedule
 
 Lines = list[tuple[Any, ...]]
@@ -55,7 +56,7 @@ class Expected:
             for signal in entry.signals:
                 yield ("wait", self._word(signal), self._value(signal))
         elif isinstance(entry, Launch):
-            yield ("host",)
+            yield ("host",)  # its name is in `names`
         else:
             yield from self._written(entry)
 
@@ -66,8 +67,8 @@ class Expected:
             yield ("store", *values)
         for word, value in values if entry.how == "stream" else ():
             yield ("write", word, value)
-        for word, _ in values if entry.how == "copy" else ():
-            yield ("copy", word, 1, 4)
+        for word, value in values if entry.how == "copy" else ():
+            yield ("copy", word, value, 1, 4)
 
     def _word(self, signal: Signal) -> int:
         words = self.window.words[self.copy ^ signal.copy][signal.rank]
@@ -76,12 +77,19 @@ class Expected:
     def _value(self, signal: Signal) -> int:
         return self.digest if signal.name == "entered" else 1
 
-    def _box(self, source: Region, target: Region) -> tuple[int, int, int]:
-        """Return address of the target, rows and bytes of a row, as the driver gets them."""
-        (_, tight_source, _), (to, tight, item) = self._place(source), self._place(target)
+    def _box(self, source: Region, target: Region) -> tuple[int, int, int, int]:
+        """Return addresses of target and source, rows and bytes of a row, as the driver gets them.
+
+        Workspaces are allocated in the call: their address is 0.
+        """
+        (begin, tight_source, _), (to, tight, item) = self._place(source), self._place(target)
         rows, row_bytes = target.rows, target.cols * item
         whole = rows == 1 or (tight_source == row_bytes and tight == row_bytes)
-        return (to, 1, rows * row_bytes) if whole else (to, rows, row_bytes)
+        return (to, begin, 1, rows * row_bytes) if whole else (to, begin, rows, row_bytes)
+
+    def names(self) -> list[str]:
+        """Return the library's or the stand-in kernel's name of every launch, in order."""
+        return [_name(launch) for launch in self.bound.program.launches]
 
     def _place(self, region: Region) -> tuple[int, int, int]:
         """Return a region's address, its pitch, and the bytes of an element."""
@@ -99,6 +107,13 @@ class Expected:
         return base + region.row0 * pitch + region.col0 * item, pitch, item
 
 
+def _name(launch: Launch) -> str:
+    if isinstance(launch.work, Gemm):
+        return "gemms" if launch.work.number > 1 else "gemm"
+    name = kernel_of(launch.work)
+    return {"gated_gemm": "gated"}.get(name, name)
+
+
 def logged(windows: Window) -> list[Lines]:
     """Return the log of every stream that did something, without words outside of windows."""
     inside = [(base, base + COPIES * WORDS_BYTES) for base in windows.words[0]]
@@ -111,8 +126,10 @@ def logged(windows: Window) -> list[Lines]:
         found: Lines = []
         for line in lines:
             if line.startswith("copy"):
-                to, _, rows, row_bytes = map(int, line.split()[1:])
-                found.append(("copy", to, rows, row_bytes))
+                to, begin, rows, row_bytes = map(int, line.split()[1:])
+                if (rows, row_bytes) == (1, 4) and known(to):
+                    begin = ctypes.c_uint32.from_address(begin).value  # of the constant
+                found.append(("copy", to, begin, rows, row_bytes))
             elif line.startswith("store"):
                 pairs = [tuple(map(int, pair.split("="))) for pair in line.split()[1:]]
                 found.append(("store", *[pair for pair in pairs if known(pair[0])]))
@@ -134,42 +151,40 @@ def check(node: Node, problem: Problem, schedule: Schedule) -> None:
     node.execute(problem, schedule, arrays)  # binds it
     node.runtime.synchronize()
     copy = node.runtime._calls % COPIES
+    called: dict[int, list[str]] = {stream: [] for stream in node.streams.values()}
+
+    def note(name: str) -> None:
+        called[node.compute.stream()].append(name)
+
+    node.compute.on_call = note
     control.record(True)
     node.execute(problem, schedule, arrays)
     node.runtime.synchronize()
     control.record(False)
+    node.compute.on_call = lambda name: None
     node.judge(problem, arrays, exact, schedule.name, 9)
-    bound = node.runtime._recent[-1].ranks
-    digest = node.runtime._place.group.failure() or _digest(problem, schedule)
-    wanted = [
-        lines
-        for rank, plan in enumerate(bound)
-        for lines in Expected(plan, arrays[rank], copy, digest).lanes().values()
-        if lines
-    ]
-    found = logged(bound[0]._window)
+    bound, about = node.runtime._recent[-1].ranks, f"{problem.op} {schedule.name}"
+    digest, wanted = digest_of(problem, schedule), []
+    for rank, plan in enumerate(bound):
+        expected = Expected(plan, arrays[rank], copy, digest)
+        wanted += [lines for lines in expected.lanes().values() if lines]
+        names = called[node.streams[rank]]
+        assert names == expected.names(), f"{about}, rank {rank}: {names}"
+    known = {
+        place for lines in wanted for line in lines if line[0] == "copy" for place in line[1:3]
+    }
 
     def without_workspaces(lanes: list[Lines]) -> list[Lines]:
-        known = {
-            line[1] for lines in wanted for line in lines if line[0] == "copy" and line[1] > 99
-        }
         return sorted(
-            [("copy", 0, *line[2:]) if line[0] == "copy" and line[1] not in known else line
-             for line in lines]
+            [(*line[:1], *[p if p in known else 0 for p in line[1:3]], *line[3:])
+             if line[0] == "copy" else line for line in lines]
             for lines in lanes
         )  # fmt: skip
 
-    left, right = without_workspaces(found), without_workspaces(wanted)
-    about = f"{problem.op} {schedule.name}"
+    left, right = without_workspaces(logged(bound[0]._window)), without_workspaces(wanted)
     assert len(left) == len(right), f"{about}: {len(left)} streams, {len(right)} lanes"
     for mine, theirs in zip(left, right, strict=True):
         assert mine == theirs, f"{about}: submitted {mine}, the program has {theirs}"
-
-
-def _digest(problem: Problem, schedule: Schedule) -> int:
-    from ficco.plan import digest_of
-
-    return digest_of(problem, schedule)
 
 
 def entries(world: int, target: str) -> None:

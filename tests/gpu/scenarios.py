@@ -233,7 +233,9 @@ def kernels(me: Rank) -> None:
                 if s.kind == "raise" and s.lane not in computing
                 for word in s.signals
             ]
-            pushes += sum(not me.runtime._writable[word.rank] for word in words)  # copies, too
+            pushes += sum(
+                not me.runtime._writable[me.rank][word.rank] for word in words
+            )  # copies, too
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
             counts = {
                 "pushes": sum("PtoP" in e for e in seen),

@@ -350,7 +350,7 @@ class TestPlan:
         code, out, _ = call(capsys, "plan", "--check", str(file))
         assert code == 0 and out.startswith("right:") and out.count("\n") == 1
 
-    @pytest.mark.parametrize("more", [["--m", "64"], ["matmul_all_reduce"], ["--rank", "1"]])
+    @pytest.mark.parametrize("more", [["--m", "64"], ["matmul_all_reduce"], ["--grain", "2"]])
     def test_a_file_is_checked_alone(self, capsys: Any, tmp_path: Path, more: list[str]) -> None:
         file = tmp_path / "plan.json"
         file.write_text(call(capsys, "plan", *SMALL[:6], "--json")[1])
@@ -407,7 +407,13 @@ class TestPlan:
         assert code == 1 and "gemm" in out
 
     @pytest.mark.parametrize(
-        "more", ["--target host", "--signals copy", "--program --target host --signals copy"]
+        "more",
+        [
+            "--target host",
+            "--signals copy",
+            "--program --target host --signals copy",
+            "--rank 1 --check",
+        ],
     )
     def test_options_of_programs_are_for_programs(self, capsys: Any, more: str) -> None:
         code, out, err = call(capsys, "plan", *more.split())

@@ -73,18 +73,18 @@ def exchanged(program: Program, rng: random.Random) -> Program | None:
     return program._replace(entries=tuple(entries))
 
 
-def _lower(region: Region, rng: random.Random) -> Region:
+def _lower(region: Region) -> Region:
     """Move a region by one row, up where it is not the first."""
     by = -1 if region.row0 else 1
     return region._replace(row0=region.row0 + by, row1=region.row1 + by)
 
 
 def moved_source(entry: Entry, rng: random.Random) -> Entry | None:
-    return entry._replace(source=_lower(entry.source, rng)) if isinstance(entry, Copy) else None
+    return entry._replace(source=_lower(entry.source)) if isinstance(entry, Copy) else None
 
 
 def moved_target(entry: Entry, rng: random.Random) -> Entry | None:
-    return entry._replace(target=_lower(entry.target, rng)) if isinstance(entry, Copy) else None
+    return entry._replace(target=_lower(entry.target)) if isinstance(entry, Copy) else None
 
 
 def fewer_waits(entry: Entry, rng: random.Random) -> Entry | None:
@@ -128,7 +128,7 @@ def other_operand(entry: Entry, rng: random.Random) -> Entry | None:
                 by = -1 if region.col0 else 1
                 new = region._replace(col0=region.col0 + by, col1=region.col1 + by)
             else:
-                new = _lower(region, rng)
+                new = _lower(region)
             return entry._replace(work=work._replace(**{field: new}))
     work = _work(entry, Reduce)
     if work is not None and work.reads:
@@ -234,8 +234,8 @@ def other_table(entry: Entry, rng: random.Random) -> Entry | None:
         return None
     table = work.table
     if isinstance(table, OneKernelTable):
-        change = rng.choice(["chunks", "targets", "own_rows"])
-        if change == "targets":
+        change = rng.choice(["chunks", "rows_to", "own_rows"])
+        if change == "rows_to":
             rows = list(table.rows_to)
             rank, row = rows[0]
             rows[0] = ((rank + 1) % table.world, row)
@@ -251,12 +251,49 @@ def other_table(entry: Entry, rng: random.Random) -> Entry | None:
     return entry._replace(work=work._replace(table=table))
 
 
+def _bumped(value: Any, rng: random.Random) -> Any:
+    """Change one number or truth of a work, a part, a term or a chunk; None if it has none."""
+    fields = list(value._fields)
+    for name in rng.sample(fields, len(fields)):
+        old = getattr(value, name)
+        if isinstance(old, bool):
+            return value._replace(**{name: not old})
+        if isinstance(old, int):
+            return value._replace(**{name: old + rng.choice((-1, 1))})
+        if isinstance(old, tuple) and old and not isinstance(old, Region):
+            at = rng.randrange(len(old))
+            if hasattr(old[at], "_fields"):
+                inner = _bumped(old[at], rng)
+                return value._replace(**{name: (*old[:at], inner, *old[at + 1 :])})
+    return None
+
+
+def other_number(entry: Entry, rng: random.Random) -> Entry | None:
+    """Change any number of a launch: rows, columns, words, distances, flags."""
+    if not isinstance(entry, Launch):
+        return None
+    if isinstance(entry.work, OneKernel):
+        table = _bumped(entry.work.table, rng)
+        return entry._replace(work=entry.work._replace(table=table))
+    work: Any = _bumped(entry.work, rng)
+    return None if work is None else entry._replace(work=work)
+
+
+def other_way(entry: Entry, rng: random.Random) -> Entry | None:
+    """Store signals in a way that the target does not have, or not for them."""
+    if not isinstance(entry, SignalWrite):
+        return None
+    ways = {"thread": "stream", "stream": "thread", "copy": "stream", "kernel": "thread"}
+    return entry._replace(how=ways[entry.how])
+
+
 EDITS: dict[str, Edit] = {
     edit.__name__: edit
     for edit in (
         moved_source, moved_target, fewer_waits, fewer_raises, fewer_clears, without_after,
         other_operand, fewer_products, fewer_slots, other_distance, without_bias,
         part_without_wait, part_without_signal, part_of_fewer_rows, part_without_terms,
-        release_of_fewer_peers, release_that_clears_less, without_release, other_table,
+        other_number, other_way, release_of_fewer_peers, release_that_clears_less,
+        without_release, other_table,
     )
 }  # fmt: skip

@@ -18,6 +18,8 @@ __all__ = ["gemm_points", "memory_gbps", "step_costs"]
 
 _SMALL: Shape = (32, 32, 64)  # m, n, k of the GEMMs for launch_us
 
+_COPIES = ("copy", "local_copy")  # kinds of spans: with one rank, copies are local
+
 
 def gemm_points(rig: Rig, dtype: str) -> list[tuple[int, int, int, float]]:
     """Return points (m, n, k, us): the slowest rank's time, while all active ranks compute."""
@@ -75,26 +77,22 @@ def step_costs(rig: Rig) -> dict[str, float]:
     if not active:
         return costs
     gemms_us = _busy(rig.spans(lambda rank: gemm_steps(rank) if rank < active else []), "gemm")
-    once_us = _busy(rig.spans(lambda rank: copy_steps(rank) if rank < active else []), "copy")
+    once_us = _busy(rig.spans(lambda rank: copy_steps(rank) if rank < active else []), *_COPIES)
     count = max(1, round(gemms_us / once_us))
     copies_us = _busy(
-        rig.spans(lambda rank: copy_steps(rank, count) if rank < active else []), "copy"
+        rig.spans(lambda rank: copy_steps(rank, count) if rank < active else []), *_COPIES
     )
     beside = rig.spans(
         lambda rank: copy_steps(rank, count) + gemm_steps(rank) if rank < active else []
     )
     return costs | {
         "gemm_beside_copies": slower(_busy(beside, "gemm"), gemms_us),
-        "copies_beside_gemm": slower(_busy(beside, "copy"), copies_us),
+        "copies_beside_gemm": slower(_busy(beside, *_COPIES), copies_us),
     }
 
 
-def _busy(runs: Sequence[Sequence[Span]], kind: str) -> float:
-    """Return the total time of steps of a kind, on the median rank, in the fastest run.
-
-    A copy within a rank counts as a copy.
-    """
+def _busy(runs: Sequence[Sequence[Span]], *kinds: str) -> float:
+    """Return the total time of spans of these kinds, on the median rank, in the fastest run."""
     return min(
-        statistics.median(lasted(span for span in spans if span.kind in (kind, f"local_{kind}")))
-        for spans in runs
+        statistics.median(lasted(span for span in spans if span.kind in kinds)) for spans in runs
     )

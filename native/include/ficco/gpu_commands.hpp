@@ -30,15 +30,6 @@ struct GpuAction {
     int last;
 };
 
-// Selects the way. `writable`: whether the stream may write to the word: one of its own device, or
-// one at a peer if the driver allows that. `behind_kernels`: whether the stream is the caller's,
-// whose commands follow kernels; on other streams, a storing kernel would need room beside a kernel
-// that waits for the word. `stores`: whether the device has a kernel that stores.
-constexpr Raising raising(bool writable, bool behind_kernels, bool stores) {
-    if (writable) return Raising::write;
-    return behind_kernels && stores ? Raising::store : Raising::copy;
-}
-
 // A copy of four bytes, from a constant to a word of a peer.
 struct SignalCopy {
     GpuAddress to;

@@ -16,6 +16,16 @@ namespace ficco {
 
 namespace {
 
+// Selects the way to raise a word, as programs do (ficco/passes/signals.py). `writable`: whether
+// the stream may write to the word: one of its own device, or one at a peer if the driver allows
+// that. `behind_kernels`: whether the stream is the caller's, whose commands follow kernels; on
+// other streams, a storing kernel would need room beside a kernel that waits for the word.
+// `stores`: whether the device has a kernel that stores.
+constexpr Raising way_to_raise(bool writable, bool behind_kernels, bool stores) {
+    if (writable) return Raising::write;
+    return behind_kernels && stores ? Raising::store : Raising::copy;
+}
+
 constexpr std::size_t kMostSlotBytes = std::size_t{1} << 16;
 constexpr std::size_t kLeastSlotBytes = 16;
 constexpr std::int64_t kProbeLookNs = 50'000;
@@ -99,10 +109,10 @@ void GpuProbe::enqueue(std::size_t round, std::uint32_t value) {
     }
 }
 
-// Raises a word as a program does; see `raising`.
+// Raises a word as a program does.
 void GpuProbe::raise(GpuAddress word, int peer, std::uint32_t value, bool behind_kernels) {
     const std::array write{WordCommand{WordCommand::Kind::write, word, value}};
-    switch (raising(window_->writable(peer), behind_kernels, gpu_->no_store().empty())) {
+    switch (way_to_raise(window_->writable(peer), behind_kernels, gpu_->no_store().empty())) {
         case Raising::write:
             gpu_->words(write, stream_);
             return;

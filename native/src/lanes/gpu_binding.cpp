@@ -1,5 +1,6 @@
 // The binding of a program for a GPU, which is computed once. Calls are in gpu_program.cpp.
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -40,6 +41,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
         slot_is_given_[static_cast<std::size_t>(slot.slot)] = false;
     }
 
+    std::map<int, std::size_t> stored;  // words that a kernel stores, by step
     const auto check_stored = [&](const Op& op) {
         if (op.word.how == Raising::write && !window_->writable(op.word.rank)) {
             throw std::invalid_argument("a stream may not write the words of rank " +
@@ -51,6 +53,10 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
         }
         const std::string lacks = rank_->gpu().no_store();
         if (!lacks.empty()) throw std::invalid_argument("no kernel stores words: " + lacks);
+        if (++stored[op.step] > kMostStored) {
+            throw std::invalid_argument("step " + std::to_string(op.step) +
+                                        " has more words than one kernel stores");
+        }
     };
     WatchedCalls watched{window_, {}};
     for (const Op& op : ops_) {

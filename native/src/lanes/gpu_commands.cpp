@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace ficco {
@@ -123,12 +121,9 @@ class Compiler {
         auto& actions = segment_of(op);
         const bool follows =
             !actions.empty() && actions.back().lane == op.lane && actions.back().last == begin;
-        if (follows && actions.back().kind == GpuAction::Kind::stores && stored_ == op.step) {
+        const bool room = follows && begin - actions.back().first < static_cast<int>(kMostStored);
+        if (room && actions.back().kind == GpuAction::Kind::stores && stored_ == op.step) {
             actions.back().last = begin + 1;
-            if (begin + 1 - actions.back().first > static_cast<int>(kMostStored)) {
-                throw std::invalid_argument("step " + std::to_string(op.step) +
-                                            " has more words than one kernel stores");
-            }
             return;
         }
         stored_ = op.step;
