@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ficco.errors import EngineError
+from ficco.errors import EngineError, PlanError
 from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums
 from ficco.plan import Part, RankPlan, Step, has_mailbox
 from ficco.program import Bag, Copy, Entry, Launch, Program, Reduce, Wait, Work
@@ -55,8 +55,9 @@ def compile_plan(plan: RankPlan, target: Target) -> Program:
 class _Compiler:
     """Appends the entries of step after step.
 
-    A step may become no entry, one or several. So `ends` has the entries whose end implies the end
-    of a step, and `pending` the `after` that steps without entries leave to their lane.
+    A step may become no entry, one or several. So `ends` holds, for each step, the entries that end
+    when the step has ended. `pending` holds the `after` of steps without entries, for the next
+    entry of their lane.
     """
 
     def __init__(self, plan: RankPlan, target: Target) -> None:
@@ -97,7 +98,7 @@ class _Compiler:
         after = list(self.pending.pop(step.lane, ()))
         for name in step.after:
             if name not in self.ends:
-                raise EngineError(
+                raise PlanError(
                     f"rank {self.plan.rank}, step {step.id!r} comes after {name!r}, but no step "
                     "before it has that id; `ficco plan --check` proves a plan"
                 )

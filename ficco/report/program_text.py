@@ -73,11 +73,12 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return a named tuple as an object, other tuples as lists."""
-    if hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    if isinstance(value, (tuple, list)):
+    if not isinstance(value, tuple):
+        return value
+    if type(value) is tuple:
         return [_plain(item) for item in value]
-    return value
+    fields: Any = value
+    return {name: _plain(item) for name, item in fields._asdict().items()}
 
 
 _NAMES: dict[type, str] = {

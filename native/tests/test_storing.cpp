@@ -21,6 +21,7 @@ using Acts = std::vector<std::string>;
 // A program of one rank, and its commands for a device that has the kernel.
 struct Storing {
     explicit Storing(const Rows& rows, int segments = 1) {
+        gpu->lacks = "";
         const std::vector<GpuAddress> words{kStoredFirst, kStoredOther}, data{0x100000, 0x200000};
         program = std::make_unique<GpuProgram>(
             std::make_shared<GpuRank>(gpu, group, 0),

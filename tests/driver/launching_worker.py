@@ -68,7 +68,7 @@ class Rank:
         self.window = Window(ranks.bases, rank, ranks.sizes, ranks, writable)
         self.keep: Any = device
         peer = 1 - rank
-        by_kernel, by_copy = (0, 0) if SIGNALS == "write" else (2, 1)
+        by_kernel, by_copy = (0, 0) if SIGNALS == "write" else (1 if device.no_store else 2, 1)
         ops = [
             (0, -1, 1, 1, peer, ENTERED, 1, 0, by_kernel),
             (0, 0, 2, 0, rank, ENTERED, 1),

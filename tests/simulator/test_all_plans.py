@@ -15,7 +15,7 @@ from ficco.errors import ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
 from ficco.operators import OPERATORS
-from ficco.plan import Plan, Step
+from ficco.plan import Plan, Step, copy_unit
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.simulator import REGIMES, simulate, simulate_ms
@@ -64,7 +64,9 @@ def check(plan: Plan, timeline: Timeline) -> None:
             before = [last[other] for other in step.after]
             for name, work in zip(names_of(step), step.parts or (step,), strict=True):
                 span = spans[entry.rank, name]
-                assert (span.lane, span.kind, span.unit) == (step.lane, step.kind, step.unit)
+                local = step.kind == "local_copy"
+                unit = copy_unit(timeline.engine, same_device=True) if local else step.unit
+                assert (span.lane, span.kind, span.unit) == (step.lane, step.kind, unit)
                 assert lanes.get(step.lane, 0.0) <= span.start_us <= span.end_us
                 lanes[step.lane] = span.end_us
                 assert all(other.end_us <= span.start_us for other in before), name
