@@ -170,10 +170,15 @@ class BoundProgram:
 
     def load(self, arrays: Mapping[str, Any]) -> None:
         """Load the kernels of calls with such arrays, as no capture may; enqueue nothing."""
+        self._loaded(arrays)
+
+    def _loaded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Load the kernels of calls with such arrays; return a call's matrices by name."""
         local, addresses, pitches = self._placed(arrays)
         if self._launches is not None:
             with self._device.preparing():
                 self._launches.ready(self._view(local, 0), 0, addresses, pitches)
+        return local
 
     def rehearse(self, arrays: Mapping[str, Any]) -> None:
         """Load all kernels of calls with such arrays: run the library's calls into scratch memory.
@@ -181,9 +186,7 @@ class BoundProgram:
         A library may load a kernel at the kernel's first launch. Outputs hold arbitrary values
         afterwards.
         """
-        self.load(arrays)
-        compute, launches = self._compute, self._launches
-        local, _, _ = self._placed(arrays)
+        compute, launches, local = self._compute, self._launches, self._loaded(arrays)
         for name in self._places:
             buffer = self._buffers[name]
             local[name] = compute.empty(buffer.rows, buffer.cols, buffer.dtype)

@@ -104,7 +104,7 @@ class Launches:
         self._unknown = False  # whether the launches cannot be described
         self.state = object()  # replaced when other kernels are to be launched
         # Launches by segment, for every layout so far; graphs may still use earlier ones.
-        self._specs: dict[Any, dict[int, list[LaunchSpec]]] = {}
+        self._specs: dict[Any, dict[int, LaunchSpec | None]] = {}
         self.native: frozenset[int] = frozenset()
 
     def _prepared(self, work: Gated, window: Window) -> Any:
@@ -165,10 +165,10 @@ class Launches:
             specs_by_segment = self._specs.get(layout)
             if specs_by_segment is None:
                 specs_by_segment = self._specs[layout] = self._described(view, copy)
-            for number, specs in specs_by_segment.items():
+            for number, spec in specs_by_segment.items():
                 segment = self._segments[number]
                 self._program.set_launches(
-                    number, segment.row, segment.mark, [spec.native for spec in specs]
+                    number, segment.row, segment.mark, [] if spec is None else [spec.native]
                 )
             self._use(frozenset(specs_by_segment))
         except InputError:
@@ -181,7 +181,7 @@ class Launches:
     def _use(self, native: frozenset[int]) -> None:
         self.native, self.state = native, object()
 
-    def _described(self, view: View, copy: int) -> dict[int, list[LaunchSpec]]:
+    def _described(self, view: View, copy: int) -> dict[int, LaunchSpec | None]:
         """Return the launch of every segment; none for a work without elements."""
         specs: dict[int, LaunchSpec | None] = {}
         for number, (work, prepared) in self._gated.items():
@@ -193,7 +193,7 @@ class Launches:
             specs[0] = self._kernels.described_one_kernel(prepared, handles, where)
         for number, total in self._sums.items():
             specs[number] = self._described_sum(total, view)
-        return {number: [] if spec is None else [spec] for number, spec in specs.items()}
+        return specs
 
     def _one_kernel(self, work: OneKernel, of: Callable[[Region], Any]) -> OneKernelOperands:
         """Return `of` applied to every matrix of a call that is one kernel."""

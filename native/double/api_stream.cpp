@@ -1,5 +1,8 @@
 // The interface: streams, events, memory operations and host functions.
 #include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
 
 #include "call.hpp"
 #include "work.hpp"
@@ -24,6 +27,10 @@ void enqueue_word(Driver& driver, StreamHandle handle, int operation, Address ad
     driver.submit(*stream, memory_operations(*stream->context, {entry}));
 }
 
+std::string name_of(EventHandle event) {
+    return std::to_string(reinterpret_cast<std::uintptr_t>(event));
+}
+
 void record(Driver& driver, EventHandle event_handle, StreamHandle stream_handle, unsigned flags) {
     const auto stream = driver.stream(stream_handle);
     const auto event = driver.event(event_handle);
@@ -31,7 +38,9 @@ void record(Driver& driver, EventHandle event_handle, StreamHandle stream_handle
     if ((flags & ~kEventExternal) != 0) throw Failure{kInvalidValue};
     if (!stream->capture) {
         if ((flags & kEventExternal) != 0) throw Failure{kIllegalState};
-        event->last = driver.submit(*stream, mark());
+        Work recorded = mark();
+        recorded.log_line = "record " + name_of(event_handle);
+        event->last = driver.submit(*stream, std::move(recorded));
         event->capture = nullptr;
     } else if ((flags & kEventExternal) != 0) {
         driver.submit(*stream, external_record(event));
@@ -122,7 +131,9 @@ DOUBLE_API Status cuStreamWaitEvent(StreamHandle stream_handle, EventHandle even
         } else if (stream->capture || event->capture) {
             driver.captures.wait(stream, *event);
         } else if (event->last) {
-            driver.submit(*stream, wait_for(event->last));
+            Work awaited = wait_for(event->last);
+            awaited.log_line = "await " + name_of(event_handle);
+            driver.submit(*stream, std::move(awaited));
         }
     });
 }

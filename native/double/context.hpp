@@ -16,12 +16,12 @@ class Queue;
 struct Stream;
 
 // An operation of a stream or a node of a graph. Its body throws Failure to make its context fail,
-// and is null if there is nothing to do, as in a copy of no bytes. `said` is its line in the log of
-// calls; a work without one is not logged.
+// and is null if there is nothing to do, as in a copy of no bytes. `log_line` is its line in the
+// log of calls; a work without one is not logged.
 struct Work {
     NodeType type;
     std::function<void(Context&)> body;
-    std::string said = {};
+    std::string log_line = {};
 };
 
 class Context {

@@ -196,7 +196,7 @@ std::shared_ptr<Completion> Driver::submit(Stream& stream, Work work) {
     }
     captures.refuse_null_stream(stream);
     if (!work.body) return stream.last;
-    CallLog::get().add(stream.handle, work.said);
+    CallLog::get().add(stream.handle, work.log_line);
     stream.last = stream.queue->push(stream.context, std::move(work));
     return stream.last;
 }

@@ -157,7 +157,8 @@ Rows rows(const Side& side, std::size_t width, std::size_t height) {
 }
 
 // The line of a copy in the log: rows of so many bytes.
-std::string said_copy(Address target, Address source, std::size_t rows, std::size_t row_bytes) {
+std::string log_line_of_copy(Address target, Address source, std::size_t rows,
+                             std::size_t row_bytes) {
     if (!CallLog::get().on()) return {};
     return "copy " + std::to_string(target) + " " + std::to_string(source) + " " +
            std::to_string(rows) + " " + std::to_string(row_bytes);
@@ -269,7 +270,7 @@ Work copy(Place target, Place source, std::size_t bytes, Route route) {
                 }
                 std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
             },
-            said_copy(target.address, source.address, 1, bytes)};
+            log_line_of_copy(target.address, source.address, 1, bytes)};
 }
 
 Work copy_2d(const Copy2D& copy) {
@@ -293,7 +294,7 @@ Work copy_2d(const Copy2D& copy) {
                 }
                 count_copy(width * height);
             },
-            said_copy(target.begin.address, source.begin.address, height, width)};
+            log_line_of_copy(target.begin.address, source.begin.address, height, width)};
 }
 
 Work fill(const Context& context, Address target, std::uint32_t value, std::size_t value_bytes,
@@ -313,13 +314,13 @@ Work fill(const Context& context, Address target, std::uint32_t value, std::size
 
 Work memory_operations(const Context& context, std::vector<MemOp> operations) {
     for (const MemOp& operation : operations) check(context, operation);
-    std::string said;
+    std::string log_line;
     for (const MemOp& operation : operations) {
         if (!CallLog::get().on() || operation.operation == kOpBarrier) continue;
         const bool writes = operation.operation == kOpWriteValue32;
-        said += (said.empty() ? "" : "; ") + std::string(writes ? "write " : "wait ") +
-                std::to_string(operation.word.address) + " " +
-                std::to_string(static_cast<std::uint32_t>(operation.word.value));
+        log_line += (log_line.empty() ? "" : "; ") + std::string(writes ? "write " : "wait ") +
+                    std::to_string(operation.word.address) + " " +
+                    std::to_string(static_cast<std::uint32_t>(operation.word.value));
     }
     return {NodeType::kBatchMemOp,
             [operations = std::move(operations)](Context& context) {
@@ -327,7 +328,7 @@ Work memory_operations(const Context& context, std::vector<MemOp> operations) {
                     if (!context.over()) run(operation, context);
                 }
             },
-            said};
+            log_line};
 }
 
 Work host_function(HostFunction function, void* data) {
@@ -382,9 +383,9 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
 // As many threads as the launch has, in an order that nobody may count on: the last word of those
 // first, and of the others, goes first.
 Work storing(const StoredWords& words, const Shape& shape) {
-    std::string said = "store";
+    std::string log_line = "store";
     for (unsigned i = 0; CallLog::get().on() && i < words.count; ++i) {
-        said += " " + std::to_string(words.at[i]) + "=" + std::to_string(words.value[i]);
+        log_line += " " + std::to_string(words.at[i]) + "=" + std::to_string(words.value[i]);
     }
     return {NodeType::kKernel,
             [words, threads = shape[0] * shape[3]](Context& context) {
@@ -399,7 +400,7 @@ Work storing(const StoredWords& words, const Shape& shape) {
                 Faults::get().count("kernel", 1);
                 Faults::get().count("stored", words.count);
             },
-            said};
+            log_line};
 }
 
 Work holding(Address begun, Address go, std::uint64_t limit_ns, const Shape& shape) {

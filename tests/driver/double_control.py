@@ -97,8 +97,9 @@ def record(on: bool) -> None:
 def recorded() -> dict[int, list[str]]:
     """Return the log by stream: a line for each call, in order.
 
-    Lines are "copy TARGET SOURCE ROWS ROW_BYTES", "store ADDRESS=VALUE ...", "host", "kernel", and
-    for a batch of memory operations "wait ADDRESS VALUE; write ADDRESS VALUE; ...".
+    Lines are "copy TARGET SOURCE ROWS ROW_BYTES", "store ADDRESS=VALUE ...", "host", "kernel",
+    "record EVENT", "await EVENT", and for a batch of memory operations "wait ADDRESS VALUE; write
+    ADDRESS VALUE; ...".
     """
     text: bytes = _function("ficcoDoubleRecorded", ctypes.c_char_p)()
     lines: dict[int, list[str]] = {}

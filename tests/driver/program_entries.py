@@ -1,7 +1,8 @@
 """What the engine submits is the program, entry by entry: scenarios of engine_worker.py.
 
-The double logs the work of every stream. Each lane's log must be that of its entries, in order. The
-watchdog's words, which are outside of windows, are left out.
+The double logs the work of every stream. Each lane's log must be that of its entries, in order, and
+an entry that comes after one of another lane must come behind an event that is recorded behind that
+one. The watchdog's words, which are outside of windows, are left out.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import double_control as control
 from engine_node import Node, named, problems, refused
@@ -23,6 +24,20 @@ from ficco.program import Copy, Entry, Gemm, Launch, SignalWrite, Wait, kernel_o
 from ficco.schedule import Schedule
 
 Lines = list[tuple[Any, ...]]
+
+
+class Stream(NamedTuple):
+    """The log of a stream.
+
+    Attributes:
+        lines: its work.
+        records, awaits: number of lines before each event that it records, or waits for.
+    """
+
+    lines: Lines
+    records: dict[str, int]
+    awaits: list[tuple[str, int]]
+
 
 # Programs for other targets than the double's own, each with one field changed.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -46,10 +61,10 @@ class Expected:
     def lanes(self) -> dict[str, Lines]:
         lanes: dict[str, Lines] = {}
         for entry in self.bound.program.entries:
-            lanes.setdefault(entry.lane, []).extend(self._lines(entry))
+            lanes.setdefault(entry.lane, []).extend(self.lines(entry))
         return lanes
 
-    def _lines(self, entry: Entry) -> Iterator[tuple[Any, ...]]:
+    def lines(self, entry: Entry) -> Iterator[tuple[Any, ...]]:
         if isinstance(entry, Copy):
             yield ("copy", *self._box(entry.source, entry.target))
         elif isinstance(entry, Wait):
@@ -114,7 +129,7 @@ def _name(launch: Launch) -> str:
     return {"gated_gemm": "gated"}.get(name, name)
 
 
-def logged(windows: Window) -> list[Lines]:
+def logged(windows: Window) -> list[Stream]:
     """Return the log of every stream that did something, without words outside of windows."""
     inside = [(base, base + COPIES * WORDS_BYTES) for base in windows.words[0]]
 
@@ -123,30 +138,58 @@ def logged(windows: Window) -> list[Lines]:
 
     streams = []
     for lines in control.recorded().values():
-        found: Lines = []
+        found = Stream([], {}, [])
         for line in lines:
-            if line.startswith("copy"):
-                to, begin, rows, row_bytes = map(int, line.split()[1:])
+            kind, *rest = line.split()
+            if kind == "record":
+                found.records[rest[0]] = len(found.lines)
+            elif kind == "await":
+                found.awaits.append((rest[0], len(found.lines)))
+            elif kind == "copy":
+                to, begin, rows, row_bytes = map(int, rest)
                 if (rows, row_bytes) == (1, 4) and known(to):
                     begin = ctypes.c_uint32.from_address(begin).value  # of the constant
-                found.append(("copy", to, begin, rows, row_bytes))
-            elif line.startswith("store"):
-                pairs = [tuple(map(int, pair.split("="))) for pair in line.split()[1:]]
-                found.append(("store", *[pair for pair in pairs if known(pair[0])]))
-            elif line == "host":
-                found.append(("host",))
+                found.lines.append(("copy", to, begin, rows, row_bytes))
+            elif kind == "store":
+                pairs = [tuple(map(int, pair.split("="))) for pair in rest]
+                found.lines.append(("store", *[pair for pair in pairs if known(pair[0])]))
+            elif kind == "host":
+                found.lines.append(("host",))
             else:
                 for operation in line.split("; "):
                     kind, address, value = operation.split()
                     if known(int(address)):
-                        found.append((kind, int(address), int(value)))
-        if found:
+                        found.lines.append((kind, int(address), int(value)))
+        if found.lines:
             streams.append(found)
     return streams
 
 
-def check(node: Node, problem: Problem, schedule: Schedule) -> None:
-    """Run a call, and hold the log of its streams against the programs' lanes."""
+def check_order(expected: Expected, streams: dict[str, Stream]) -> int:
+    """Hold a program's `after` against the events of its lanes' streams; return how many cross."""
+    end: dict[str, tuple[str, int]] = {}  # of entries: lane, and lines of the lane until then
+    lines, crossing = dict.fromkeys(streams, 0), 0
+    for entry in expected.bound.program.entries:
+        begin = lines[entry.lane]
+        for lane, past in (end[name] for name in entry.after):
+            if lane == entry.lane:
+                continue
+            crossing += 1
+            records = streams[lane].records
+            awaits = streams[entry.lane].awaits
+            assert any(at <= begin and records.get(event, -1) >= past for event, at in awaits), (
+                f"{entry.id} does not wait for {entry.after}"
+            )
+        lines[entry.lane] += len(list(expected.lines(entry)))
+        end[entry.id] = entry.lane, lines[entry.lane]
+    return crossing
+
+
+def check(node: Node, problem: Problem, schedule: Schedule) -> int:
+    """Run a call, and hold the log of its streams against the programs' lanes.
+
+    Returns how many entries come after one of another lane.
+    """
     arrays, exact = node.arrays(problem, 3)
     node.execute(problem, schedule, arrays)  # binds it
     node.runtime.synchronize()
@@ -164,27 +207,37 @@ def check(node: Node, problem: Problem, schedule: Schedule) -> None:
     node.compute.on_call = lambda name: None
     node.judge(problem, arrays, exact, schedule.name, 9)
     bound, about = node.runtime._recent[-1].ranks, f"{problem.op} {schedule.name}"
-    digest, wanted = digest_of(problem, schedule), []
-    for rank, plan in enumerate(bound):
-        expected = Expected(plan, arrays[rank], copy, digest)
-        wanted += [lines for lines in expected.lanes().values() if lines]
+    digest = digest_of(problem, schedule)
+    ranks = [Expected(plan, arrays[rank], copy, digest) for rank, plan in enumerate(bound)]
+    lanes = {
+        (rank, lane): lines
+        for rank, expected in enumerate(ranks)
+        for lane, lines in expected.lanes().items()
+        if lines
+    }
+    copies = [line for lines in lanes.values() for line in lines if line[0] == "copy"]
+    known = {place for line in copies for place in line[1:3]}
+
+    def without_workspaces(lines: Lines) -> Lines:
+        return [
+            (*line[:1], *[p if p in known else 0 for p in line[1:3]], *line[3:])
+            if line[0] == "copy" else line for line in lines
+        ]  # fmt: skip
+
+    streams = sorted(logged(bound[0]._window), key=lambda s: without_workspaces(s.lines))
+    order = sorted(lanes, key=lambda lane: without_workspaces(lanes[lane]))
+    assert len(streams) == len(lanes), f"{about}: {len(streams)} streams, {len(lanes)} lanes"
+    for lane, stream in zip(order, streams, strict=True):
+        mine, theirs = without_workspaces(stream.lines), without_workspaces(lanes[lane])
+        assert mine == theirs, f"{about}: submitted {mine}, the program has {theirs}"
+    of = dict(zip(order, streams, strict=True))
+    crossing = 0
+    for rank, expected in enumerate(ranks):
         names = called[node.streams[rank]]
         assert names == expected.names(), f"{about}, rank {rank}: {names}"
-    known = {
-        place for lines in wanted for line in lines if line[0] == "copy" for place in line[1:3]
-    }
-
-    def without_workspaces(lanes: list[Lines]) -> list[Lines]:
-        return sorted(
-            [(*line[:1], *[p if p in known else 0 for p in line[1:3]], *line[3:])
-             if line[0] == "copy" else line for line in lines]
-            for lines in lanes
-        )  # fmt: skip
-
-    left, right = without_workspaces(logged(bound[0]._window)), without_workspaces(wanted)
-    assert len(left) == len(right), f"{about}: {len(left)} streams, {len(right)} lanes"
-    for mine, theirs in zip(left, right, strict=True):
-        assert mine == theirs, f"{about}: submitted {mine}, the program has {theirs}"
+        own = {lane: stream for (r, lane), stream in of.items() if r == rank}
+        crossing += check_order(expected, own)
+    return crossing
 
 
 def entries(world: int, target: str) -> None:
@@ -192,15 +245,15 @@ def entries(world: int, target: str) -> None:
     own = cuda.target_of
     fields = TARGETS[target]
     cuda.target_of = lambda *args: own(*args)._replace(**fields)  # type: ignore[assignment]
-    node, count = Node(world), 0
+    node, count, crossing = Node(world), 0, 0
     for problem in problems(world, "bfloat16", random.Random(world), 20):
         for name in Schedule.names(problem.op):
             if refused(problem, name):
                 continue
             try:
-                check(node, problem, named(name, world))
+                crossing += check(node, problem, named(name, world))
             except ScheduleError:
                 continue
             count += 1
-    assert count > 20, count
+    assert count > 20 and crossing > 20, (count, crossing)
     node.runtime.close()
