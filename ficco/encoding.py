@@ -29,7 +29,7 @@ from ficco.program import (
     operands_of,
 )
 
-__all__ = ["Encoded", "Row", "Segment", "encode", "lanes_of", "trace_rows"]
+__all__ = ["Encoded", "Row", "Segment", "encode", "trace_rows"]
 
 INLINE = -1
 _COPY, _RAISE, _WAIT, _CLEAR, _AFTER, _EXPECT, _MISSED = range(7)
@@ -97,8 +97,10 @@ def trace_rows(program: Program) -> list[Row]:
     return rows
 
 
-def lanes_of(program: Program) -> dict[str, int]:
-    """Number the lanes without launches; launches, and their lanes, are on the caller's lane."""
+def _native_lanes(program: Program) -> dict[str, int]:
+    """Number the lanes that get a stream or a thread; lanes with launches are the caller's lane."""
+    if program.target.in_order:
+        return {}
     computing = {entry.lane for entry in program.entries if isinstance(entry, Launch)}
     lanes: dict[str, int] = {}
     for entry in program.entries:
@@ -107,18 +109,17 @@ def lanes_of(program: Program) -> dict[str, int]:
     return lanes
 
 
-def encode(program: Program, lanes: dict[str, int], link: Link | None = None) -> Encoded:
+def encode(program: Program, link: Link | None = None) -> Encoded:
     """Turn a program into rows.
 
     Args:
         program: of one rank.
-        lanes: number of each native lane; entries of other lanes run on the caller's lane.
         link: the paced link, whose latency goes into rows of copies; None: links are not paced.
 
     Raises:
         EngineError: compute on another rank's buffers.
     """
-    return _Encoder(program, lanes, link).encoded()
+    return _Encoder(program, link).encoded()
 
 
 def _awaited(launch: Launch) -> list[tuple[str, list[int]]]:
@@ -145,8 +146,8 @@ class _Encoder:
     Rows are built for every new shape, so this is written for speed: one tuple per row.
     """
 
-    def __init__(self, program: Program, lanes: dict[str, int], link: Link | None) -> None:
-        self.program, self.lanes, self.link = program, lanes, link
+    def __init__(self, program: Program, link: Link | None) -> None:
+        self.program, self.lanes, self.link = program, _native_lanes(program), link
         self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in program.buffers}
         self.ahead: list[int] = []  # rows of thread lanes, submitted at the start of a call
         self.rows: list[int] = []  # the other rows, in order

@@ -78,7 +78,7 @@ class Wait(NamedTuple):
 class Gemm(NamedTuple):
     """`number` products c = a.b (+ c, if `accumulate`) (+ each of `add`) by one library call.
 
-    The i-th product has its a `i * rows_a` rows further down, and its c `i * rows_c`.
+    a and c of the i-th product are `i * rows_a` and `i * rows_c` rows below those of the first.
     """
 
     a: Region

@@ -28,6 +28,7 @@ class Target(NamedTuple):
             signals.
         threads: whether lanes are threads, which get all their entries at the start of a call;
             otherwise they are streams, which get entries in the order of the program.
+        in_order: whether all entries run one after another, so that lanes are not concurrent.
         batches: whether the library has strided-batched GEMMs, and sums of slots in one pass.
         writable: per rank, whether streams write to its signals; empty: to all. Signals that no
             stream writes to are raised by 4-byte copies.
@@ -43,6 +44,7 @@ class Target(NamedTuple):
     writable: tuple[bool, ...] = ()
     store_from: int = 0
     copies_2d: bool = True
+    in_order: bool = False
 
     def writes_to(self, rank: int) -> bool:
         """Return whether streams write to the signals of a rank."""

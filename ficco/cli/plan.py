@@ -59,6 +59,8 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise InputError("--signals is for CUDA streams; leave it out with --target host")
     if args.check is not None and args.rank is not None:
         raise InputError("--rank with --check: a proof is over all ranks; leave --rank out")
+    if args.json and args.rank is not None:
+        raise InputError("--rank is for the readable form; --json prints all ranks")
     if args.check:
         _check_alone(args, parser)
         return _check(args)
@@ -77,8 +79,6 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             violations = verify(plan)
     if args.check is not None:
         return _tell(plan, violations, args.json)
-    if args.json and args.rank is not None:
-        raise InputError("--rank is for the readable form; --json prints all ranks")
     if programs:
         as_text = (
             program_json(plan, programs) if args.json else program_text(plan, programs, args.rank)

@@ -19,14 +19,13 @@ import numpy.typing as npt
 
 from ficco import _native
 from ficco.compute import DeviceCompute
-from ficco.encoding import Row, Segment, encode, lanes_of, trace_rows
+from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.cuda import Device
 from ficco.engines.launches import Launches
 from ficco.engines.library_calls import Call, View, call_of
 from ficco.engines.prepared import PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
-from ficco.errors import EngineError
 from ficco.plan import Region, has_mailbox, window_places
 from ficco.program import Gated, OneKernel, Program
 from ficco.timeline import Span
@@ -54,7 +53,7 @@ class BoundProgram:
         mailbox = has_mailbox(program.buffers)
         self._buffers = {buffer.name: buffer for buffer in program.buffers}
         self._places = {} if mailbox else window_places(program.buffers)[0]
-        encoded = encode(program, _lanes(program))
+        encoded = encode(program)
         self._count = len(encoded.slots)
         self._leading, self._segments = encoded.leading, encoded.segments
         self._calls = {
@@ -137,10 +136,20 @@ class BoundProgram:
         native, launches = self._native, self._launches
         local, addresses, pitches = self._placed(arrays)
         try:
-            if launches is None or not launches.suit(addresses, pitches):
-                self._run_by_entries(local, addresses, pitches, copy, traced)
+            armed: dict[int, Callable[[], None]] = {}
+            whole = launches is not None and launches.suit(addresses, pitches)
+            if launches is not None and not whole:
+                with self._device.preparing():
+                    armed = launches.ready(self._view(local, copy), copy, addresses, pitches)
+                whole = len(launches.native) == len(self._segments)
+            if whole and not (traced and self._leading):
+                if self._leading:
+                    self._lead(local)
+                native.call(copy, self._compute.stream(), traced, addresses, pitches)
             else:
-                self._run_natively(local, addresses, pitches, copy, traced)
+                native.start(copy, self._compute.stream(), traced, addresses, pitches)
+                self._submit(self._view(local, copy), armed, traced)
+                native.finish()
         except BaseException:
             native.abandon()
             raise
@@ -213,51 +222,11 @@ class BoundProgram:
             self._launches.place(local, addresses, pitches)
         return local, addresses, pitches
 
-    def _run_natively(
-        self,
-        local: dict[str, Any],
-        addresses: list[int],
-        pitches: list[int],
-        copy: int,
-        traced: bool,
-    ) -> None:
-        """Enqueue a call whose launches are all native, but for those before it."""
-        if traced and self._leading:  # their times are recorded after the begin of the call
-            self._run_by_entries(local, addresses, pitches, copy, traced)
-            return
-        if self._leading:
-            self._lead(local)
-        self._native.call(copy, self._compute.stream(), traced, addresses, pitches)
-
     def _lead(self, matrices: Mapping[str, Any]) -> None:
         """Enqueue the launches before a call that is one kernel, which read whole matrices."""
         with self._compute.exact(self._dtype):
             for entry in self._leading:
                 self._calls[entry.row](self._compute, lambda region: matrices[region.buffer])
-
-    def _run_by_entries(
-        self,
-        local: dict[str, Any],
-        addresses: list[int],
-        pitches: list[int],
-        copy: int,
-        traced: bool,
-    ) -> None:
-        """Enqueue a call launch by launch: native code does not make all launches, or not yet."""
-        native, launches, view = self._native, self._launches, self._view(local, copy)
-        armed: dict[int, Callable[[], None]] = {}
-        if launches is not None:
-            with self._device.preparing():
-                armed = launches.ready(view, copy, addresses, pitches)
-            if not traced and len(launches.native) == len(self._segments):
-                self._run_natively(local, addresses, pitches, copy, traced)
-                return
-        native.start(copy, self._compute.stream(), traced, addresses, pitches)
-        with self._compute.exact(self._dtype):
-            for entry in self._leading:
-                self._launch(entry, self._calls[entry.row], view, traced)
-            self._submit(view, armed, traced)
-        native.finish()
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""
@@ -275,19 +244,22 @@ class BoundProgram:
         return view
 
     def _submit(self, view: View, armed: dict[int, Callable[[], None]], traced: bool) -> None:
-        """Enqueue all segments and the launches between them."""
+        """Enqueue all segments, the launches before them and those between them."""
         native, launches = self._native, self._launches
         by_native = frozenset[int]() if launches is None else launches.native
-        for number, entry in enumerate(self._segments):
-            native.submit(number)
-            if number in by_native:
-                native.launch(number)
-                continue
-            launch = armed.get(number)
-            call = self._calls[entry.row] if launch is None else _called(launch)
-            self._launch(entry, call, view, traced)
-            if entry.mark >= 0:
-                native.mark(entry.mark)
+        with self._compute.exact(self._dtype):
+            for entry in self._leading:
+                self._launch(entry, self._calls[entry.row], view, traced)
+            for number, entry in enumerate(self._segments):
+                native.submit(number)
+                if number in by_native:
+                    native.launch(number)
+                    continue
+                launch = armed.get(number)
+                call = self._calls[entry.row] if launch is None else _called(launch)
+                self._launch(entry, call, view, traced)
+                if entry.mark >= 0:
+                    native.mark(entry.mark)
         native.submit(len(self._segments))
 
     def _launch(self, entry: Segment, call: Call, view: View, traced: bool) -> None:
@@ -315,18 +287,3 @@ class BoundProgram:
 def _called(launch: Callable[[], None]) -> Call:
     """Return a launch that is ready as a function of any arrays."""
     return lambda compute, view: launch()
-
-
-def _lanes(program: Program) -> dict[str, int]:
-    """Number the lanes that get a stream; the lane with launches uses the caller's stream.
-
-    Raises:
-        EngineError: launches are in several lanes.
-    """
-    computing = sorted({launch.lane for launch in program.launches})
-    if len(computing) > 1:
-        raise EngineError(
-            f"compute in the lanes {computing}; the CUDA engine computes on the caller's stream, "
-            "so put it into one lane"
-        )
-    return lanes_of(program)

@@ -1,13 +1,13 @@
 """The host engine: one rank's program on native threads and a compute library.
 
-Lanes without compute are native threads. They get all their work in one call when the plan starts.
-Lanes with compute run on the calling thread in submission order, which is safe for every verified
-plan. One native call does everything there between two compute steps.
+Lanes without launches are native threads. They get all their work in one call when a call starts.
+Lanes with launches run on the calling thread in submission order, which is safe for every verified
+plan. One native call does everything there between two launches.
 
     calling thread   submit 0 | gemm | submit 1 | gemm | ... | finish
     lane threads       copy, signal, copy, signal ...
 
-With `in_order` there are no lane threads. Everything runs on the calling thread in submission
+A target that runs in order has no lane threads. Everything runs on the calling thread in submission
 order, as on a single shared hardware queue.
 """
 
@@ -22,14 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.compute import Compute, dtype_of
-from ficco.encoding import Row, Segment, encode, lanes_of, trace_rows
+from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.spans import spans_of
 from ficco.errors import EngineError
 from ficco.machine import Machine
-from ficco.passes import COMPUTE, compile_plan
-from ficco.plan import RankPlan, Region, window_places
-from ficco.program import Bag, Gemm, Launch, Reduce, kernel_of
-from ficco.target import HOST
+from ficco.plan import Region, window_places
+from ficco.program import Bag, Gemm, Launch, Program, Reduce, kernel_of
 from ficco.timeline import Span
 
 try:
@@ -64,26 +62,23 @@ class BoundProgram:
 
     def __init__(
         self,
-        plan: RankPlan,
+        program: Program,
         group: _native.Group,
         machine: Machine,
         compute: Compute,
-        in_order: bool = False,
     ) -> None:
-        self.program, self.group = compile_plan(plan, HOST), group
+        self.program, self.group = program, group
         self._compute = compute
-        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self._places, _ = window_places(plan.buffers)
-        _check_lanes(plan, in_order)
-        lanes = {} if in_order else lanes_of(self.program)
-        encoded = encode(self.program, lanes, machine.paced_link)
+        self._buffers = {buffer.name: buffer for buffer in program.buffers}
+        self._places, _ = window_places(program.buffers)
+        encoded = encode(program, machine.paced_link)
         self._slots, self._segments = encoded.slots, encoded.segments
         self._least_us = [self._modelled_us(entry.launch, machine) for entry in encoded.segments]
         counts = (encoded.segment_count, encoded.row_count, len(encoded.slots))
-        self._native = _native.Program(group, plan.rank, encoded.ops, encoded.windows, *counts)
+        self._native = _native.Program(group, program.rank, encoded.ops, encoded.windows, *counts)
         self._workspaces = {
             buffer.name: np.empty((buffer.rows, buffer.cols), dtype_of(buffer.dtype))
-            for buffer in plan.buffers
+            for buffer in program.buffers
             if buffer.role == "workspace"
         }
         self._times: npt.NDArray[np.int64] = np.zeros((encoded.row_count, 2), np.int64)
@@ -210,22 +205,6 @@ class BoundProgram:
         computed = self._times[:, 1] > 0
         times[computed] = self._times[computed]
         return spans_of(self.program, self.rows, times)
-
-
-def _check_lanes(plan: RankPlan, in_order: bool) -> None:
-    """Refuse a plan with steps that need lanes that run at the same time, where lanes do not."""
-    concurrent = [step.id for step in plan.steps if step.concurrent]
-    if concurrent and in_order:
-        raise EngineError(
-            f"step {concurrent[0]!r} of rank {plan.rank} needs concurrent lanes, so the plan "
-            "cannot run in order on one thread; use a schedule without such steps"
-        )
-    computing = {step.lane for step in plan.steps if step.kind in COMPUTE}
-    if concurrent and len(computing) > 1:
-        raise EngineError(
-            f"step {concurrent[0]!r} needs concurrent lanes, but the host engine runs the compute "
-            f"lanes {sorted(computing)} on one thread; put them into one lane"
-        )
 
 
 def _array_at(address: int, rows: int, cols: int, dtype: str) -> npt.NDArray[Any]:

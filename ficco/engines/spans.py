@@ -33,13 +33,11 @@ def spans_of(program: Program, rows: Sequence[Row], times: npt.NDArray[np.int64]
         if not end:
             continue
         moved, unit = 0, "none"
-        if kind == "wait":
-            pass
-        elif isinstance(entry, Copy):
-            moved = entry.source.area * item[entry.source.buffer] if kind == "copy" else 0
+        if isinstance(entry, Copy) and kind != "wait":
             within = entry.source.rank == entry.target.rank
             unit = copy_unit(program.target.name, same_device=within)
-        elif isinstance(entry, Launch):
+            moved = 0 if within else entry.source.area * item[entry.source.buffer]
+        elif isinstance(entry, Launch) and kind != "wait":
             unit = "sm"
         spans.append(
             Span(program.rank, entry.lane, name, kind, unit, begin / 1e3, end / 1e3, moved)

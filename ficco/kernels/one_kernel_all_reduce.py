@@ -82,7 +82,6 @@ class OneKernel(NamedTuple):
         copy_places: entries of one copy of the mailbox in `places`.
         programs: programs of a launch; an idle device runs all of them at the same time.
         aligned: whether rows and chunks begin and end at multiples of 16 bytes.
-        made: whether y holds the product of x and w when a launch begins; else it multiplies.
         chained: whether a launch may begin before the previous one has ended.
         arrays: the array library for the device.
     """
@@ -95,7 +94,6 @@ class OneKernel(NamedTuple):
     copy_places: int
     programs: int
     aligned: bool
-    made: bool
     chained: bool
     arrays: Arrays
 
@@ -147,7 +145,6 @@ def prepare(
     places: Places,
     device: Any,
     tile: OneKernelTile | None = None,
-    made: bool | None = None,
 ) -> OneKernel:
     """Prepare a table for launches; it copies to the device, so no stream may wait meanwhile.
 
@@ -156,14 +153,15 @@ def prepare(
         places: the mailbox that calls use.
         device: an array library (`Arrays`), or a torch.device.
         tile: tile of the multiplication; by default `choose_tile` chooses it.
-        made: whether y holds the product before the launch; by default the table says so.
     """
     item = ELEMENT_BYTES[table.dtype]
     arrays = library_of(device)
     processors = arrays.processors or 1  # the interpreter runs one program after another
     width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
-    made = table.made if made is None else made
-    chosen = _moving_tile(table.m, width) if made else choose_tile(table.m, width, table.k, item)
+    chosen = (
+        _moving_tile(table.m, width) if table.made
+        else choose_tile(table.m, width, table.k, item)
+    )  # fmt: skip
     edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
     copies = zip(places.words, places.data, strict=True)
     numbers = [_numbers(table, words, data, item) for words, data in copies]
@@ -176,8 +174,7 @@ def prepare(
         copy_places=len(numbers[0]),
         programs=min(len(table.chunks) + 1, processors),
         aligned=all(edge * item % ALIGN == 0 for edge in edges),
-        made=made,
-        chained=not made and can_chain(arrays),  # no gain after a library's GEMM
+        chained=not table.made and can_chain(arrays),  # no gain after a library's GEMM
         arrays=arrays,
     )
 
@@ -249,7 +246,7 @@ def _arguments(prepared: OneKernel, operands: Operands, control: Control) -> dic
     item, way = item_bytes(y), turned(w)
     aligned = prepared.aligned and address(y) % ALIGN == 0 == stride(y, 0) * item % ALIGN
     tallest = table.m if table.twice else table.own_rows
-    widest = _WIDEST_MOVE if prepared.made else _WIDEST_SUM
+    widest = _WIDEST_MOVE if prepared.table.made else _WIDEST_SUM
     sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
     sum_rows = min(power(tallest), widest // sum_cols)
     sum_rows = max(sum_rows, THREADS * tile.warps // sum_cols)  # see `ficco.kernels.mailbox.take`
@@ -295,7 +292,7 @@ def _arguments(prepared: OneKernel, operands: Operands, control: Control) -> dic
         "TURNED": way,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
-        "MADE": prepared.made,
+        "MADE": prepared.table.made,
         "CHAINED": prepared.chained,
         "ON_GPU": prepared.arrays.on_gpu,
     }

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from ficco.errors import EngineError, PlanError
 from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums
 from ficco.plan import Part, RankPlan, Step, has_mailbox
-from ficco.program import Bag, Copy, Entry, Launch, Program, Reduce, Wait, Work
+from ficco.program import Bag, Copy, Entry, Launch, Program, Reduce, SignalWrite, Wait, Work
 from ficco.target import Target
 
 __all__ = ["COMPUTE", "compile_plan"]
@@ -45,11 +45,38 @@ def compile_plan(plan: RankPlan, target: Target) -> Program:
             f"rank {plan.rank}: its plan has mailboxes, which on target {target.name!r} need a "
             "kernel of ficco, and the arrays have none; use a schedule with transport='dma'"
         )
+    _check_lanes(plan, target)
     if target.kernels and one_kernel.is_one_kernel(plan):
         entries: Sequence[Entry] = one_kernel.one_kernel_entries(plan)
     else:
         entries = _Compiler(plan, target).compiled()
     return Program(plan.rank, target, plan.buffers, tuple(entries))
+
+
+def _check_lanes(plan: RankPlan, target: Target) -> None:
+    """Refuse a plan whose lanes do not run on the target as they must.
+
+    Raises:
+        EngineError: a step needs concurrent lanes, which the target lacks, or compute is in several
+            lanes of a device.
+    """
+    concurrent = next((step.id for step in plan.steps if step.concurrent), None)
+    computing = sorted({step.lane for step in plan.steps if step.kind in COMPUTE})
+    if concurrent is not None and target.in_order:
+        raise EngineError(
+            f"step {concurrent!r} of rank {plan.rank} needs concurrent lanes, so the plan cannot "
+            "run in order on one thread; use a schedule without such steps"
+        )
+    if concurrent is not None and target.threads and len(computing) > 1:
+        raise EngineError(
+            f"step {concurrent!r} needs concurrent lanes, but the host engine runs the compute "
+            f"lanes {computing} on one thread; put them into one lane"
+        )
+    if not target.threads and len(computing) > 1:
+        raise EngineError(
+            f"compute in the lanes {computing}; the CUDA engine computes on the caller's stream, "
+            "so put it into one lane"
+        )
 
 
 class _Compiler:
@@ -76,7 +103,7 @@ class _Compiler:
             self.contiguous = {b.name: b.cols for b in plan.buffers if b.role in _ADJACENT}
 
     def compiled(self) -> list[Entry]:
-        """Return the entries of all steps. Plans are compiled for every new shape: be quick."""
+        """Return the entries of all steps. A plan is compiled per shape, so this must be fast."""
         ends, last, within = self.ends, self.last, self.within
         for step in self.plan.steps:
             name, lane = step.id, step.lane
@@ -110,9 +137,7 @@ class _Compiler:
         if kind == "wait":
             return [Wait(step.id, step.lane, after, step.signals, self.wait)]
         if kind in ("raise", "clear"):
-            joined = self.raises.get(step.id)
-            more = joined.signals if joined is not None else ()
-            return signals.writes_of(step, after, more, step.lane in self.inline, self.target)
+            return self._written(step, after)
         if kind in ("copy", "local_copy"):
             if kind == "copy" and len(step.reads) == 1 and self.contiguous is None:
                 only = (step.reads[0], step.writes[0])
@@ -131,6 +156,15 @@ class _Compiler:
         if not step.parts:
             return self._launches(step.id, step, step, after)
         return self._gated(step, after) if self.target.kernels else self._by_parts(step, after)
+
+    def _written(self, step: Step, after: tuple[str, ...]) -> list[SignalWrite]:
+        """Return a step that raises or clears signals; a kernel may also store those behind it."""
+        clears = step.signals if step.kind == "clear" else ()
+        raises = () if clears else step.signals
+        if step.id in self.raises:
+            raises = self.raises[step.id].signals
+        write = SignalWrite(step.id, step.lane, after, clears, raises, "")
+        return signals.stored(write, step.lane in self.inline, self.target)
 
     def _gated(self, step: Step, after: tuple[str, ...]) -> list[Launch]:
         """Return a gated step as launches of one kernel; the last may release the window."""
@@ -154,8 +188,8 @@ class _Compiler:
             entries += works
             after = () if works else after
             if part.raises:
-                write = Step(f"{name}.signal", step.lane, "raise", "none", signals=part.raises)
-                entries += signals.writes_of(write, after, (), True, self.target)
+                write = SignalWrite(f"{name}.signal", step.lane, after, (), part.raises, "")
+                entries += signals.stored(write, True, self.target)
                 after = ()
         return entries
 

@@ -155,14 +155,15 @@ def _part(rank: int, work: Gated, part: GatedPart) -> Part:
         return Part(waits)
     source = work.own if part.source == "own" else work.window
     target = work.c if part.target == "c" else work.partial
-    assert source is not None and target is not None
+    if source is None or target is None or (arrived and work.recv is None):
+        raise PlanError(f"rank {rank}: {part} uses an operand that its gated launch does not have")
     begin, past = part.col, part.col + cols
     rows = (part.c_row, part.c_row + part.rows)
-    add = []
-    for term in arrived:
-        assert work.recv is not None
-        top = term.row
-        add.append(Region(rank, work.recv.buffer, top, top + part.rows, begin, past))
+    add = [
+        work.recv._replace(row0=term.row, row1=term.row + part.rows, col0=begin, col1=past)
+        for term in arrived
+        if work.recv is not None
+    ]
     if work.bias is not None and part.target == "c":
         add.append(work.bias._replace(col0=begin, col1=past))
     box = (begin, past, 0, work.k) if work.turned else (0, work.k, begin, past)

@@ -52,9 +52,18 @@ class _Steps:
     ) -> None:
         self.name, self.lane, self.rank = name, lane, rank
         self.peers = [peer for peer in range(world) if peer != rank]
-        self.buffers = {buffer.name: buffer for buffer in buffers}
+        self._at = {place: name for name, place in window_places(buffers)[0].items()}
         self.steps: list[Step] = []
-        self.heard: list[Signal] = []
+        self.heard: list[Signal] = []  # awaited, and cleared at the end
+
+    def window_at(self, place: int) -> str:
+        """Return the name of the window or mailbox buffer at a byte offset."""
+        if place not in self._at:
+            raise PlanError(
+                f"rank {self.rank}, launch {self.name!r}: its table has a window buffer at byte "
+                f"{place}; buffers begin at {sorted(self._at)}"
+            )
+        return self._at[place]
 
     def add(self, what: str, kind: str, unit: str = "sm", **fields: Any) -> None:
         step = Step(f"{self.name}.{what}", self.lane, kind, unit)
@@ -110,8 +119,7 @@ class _Gather(_Steps):
     ) -> None:
         super().__init__(name, lane, table.rank, table.world, buffers)
         self.table = table
-        places, _ = window_places(buffers)
-        self.window = next(name for name, place in places.items() if place == table.gathered)
+        self.window = self.window_at(table.gathered)
 
     def read(self) -> list[Step]:
         """Return all steps."""
@@ -160,9 +168,8 @@ class _AllReduce(_Steps):
     ) -> None:
         super().__init__(name, lane, table.rank, table.world, buffers)
         self.table, self.names = table, table.outputs[0]
-        places, _ = window_places(buffers)
-        at = {place: name for name, place in places.items()}
-        self.recv, self.kept = at[table.recv], at[table.kept] if table.twice else ""
+        self.recv = self.window_at(table.recv)
+        self.kept = self.window_at(table.kept) if table.twice else ""
         self.space = next((b.name for b in buffers if b.role == "workspace"), "")
 
     def read(self) -> list[Step]:
@@ -182,7 +189,7 @@ class _AllReduce(_Steps):
     def _targets(self) -> list[_Rows]:
         """Return the runs of rows with one target."""
         t = self.table
-        rows = [(i % t.m, rank, row) for i, (rank, row) in enumerate(t.rows_to)]
+        rows = [(i % max(t.m, 1), rank, row) for i, (rank, row) in enumerate(t.rows_to)]
 
         def run(numbered: tuple[int, tuple[int, int, int]]) -> tuple[int, int, int]:
             number, (row, rank, to) = numbered

@@ -1,4 +1,4 @@
-"""Steps that raise or clear signals as entries, by the way in which a target stores them.
+"""The ways in which a target stores signals.
 
 On the caller's stream one kernel stores the signals of an entry if they are many, or if the stream
 may not write to one of them. On other lanes such a kernel would need room on the device, which a
@@ -14,40 +14,33 @@ from ficco.plan import RankPlan, Signal, Step
 from ficco.program import SignalWrite
 from ficco.target import MOST_STORED, Target
 
-__all__ = ["joined_raises", "writes_of"]
+__all__ = ["joined_raises", "stored"]
 
 
-def writes_of(
-    step: Step, after: tuple[str, ...], raises: Sequence[Signal], inline: bool, target: Target
-) -> list[SignalWrite]:
-    """Return the entries of a step that raises or clears signals.
+def stored(write: SignalWrite, inline: bool, target: Target) -> list[SignalWrite]:
+    """Return a write of signals as entries, each with the way in which the target stores it.
 
     Args:
-        step: a `raise` or `clear`.
-        after: of its first entry.
-        raises: further signals to raise behind a `clear`; see `joined_raises`.
+        write: clears and raises signals; its `how` is not read.
         inline: whether its lane is the caller's stream.
         target: of the program.
     """
-    clears: tuple[Signal, ...] = ()
-    if step.kind == "clear":
-        clears = step.signals
-    raised = tuple(raises) if clears else step.signals
+    _, _, after, clears, raises, _ = write
     if target.threads:
-        return [SignalWrite(step.id, step.lane, after, clears, raised, "thread")]
-    if not inline and not target.writable:
-        return [SignalWrite(step.id, step.lane, after, clears, raised, "stream")]
-    if inline and _by_kernel((*clears, *raised), target):
-        pieces = [(*piece, "kernel") for piece in _batches(clears, raised)]
+        return [write._replace(how="thread")]
+    if inline and _by_kernel((*clears, *raises), target):
+        pieces = [(*piece, "kernel") for piece in _batches(clears, raises)]
+    elif not target.writable:
+        return [write._replace(how="stream")]
     else:
-        written = tuple([signal for signal in raised if target.writes_to(signal.rank)])
-        copied = tuple([signal for signal in raised if not target.writes_to(signal.rank)])
+        written = tuple([signal for signal in raises if target.writes_to(signal.rank)])
+        copied = tuple([signal for signal in raises if not target.writes_to(signal.rank)])
         pieces = [(clears, written, "stream")] if clears or written else []
         pieces += [((), copied, "copy")] if copied else []
     if len(pieces) == 1:
-        return [SignalWrite(step.id, step.lane, after, *pieces[0])]
+        return [SignalWrite(write.id, write.lane, after, *pieces[0])]
     return [
-        SignalWrite(f"{step.id}[{i}]", step.lane, () if i else after, *piece)
+        SignalWrite(f"{write.id}[{i}]", write.lane, () if i else after, *piece)
         for i, piece in enumerate(pieces)
     ]
 

@@ -14,7 +14,7 @@ from ficco.timeline import Span, Timeline
 
 __all__ = ["BOUND_PROGRAMS", "BoundPrograms", "check_machine", "timeline_of"]
 
-BOUND_PROGRAMS = 64  # cached per runtime; the least recently used plan is dropped first
+BOUND_PROGRAMS = 64  # cached per runtime; the least recently used is dropped first
 
 Bound = TypeVar("Bound")
 
@@ -23,41 +23,41 @@ class BoundPrograms(Generic[Bound]):
     """An LRU cache of bound programs, by problem and schedule."""
 
     def __init__(self) -> None:
-        self._plans: OrderedDict[tuple[Problem, Schedule], Bound] = OrderedDict()
+        self._programs: OrderedDict[tuple[Problem, Schedule], Bound] = OrderedDict()
 
     def get(self, problem: Problem, schedule: Schedule, bind: Callable[[], Bound]) -> Bound:
-        """Return the cached plan, or bind it now. `bind` may clear the cache."""
+        """Return the cached program, or bind it now. `bind` may clear the cache."""
         key = (problem, schedule)
-        bound = self._plans.get(key)
+        bound = self._programs.get(key)
         if bound is None:
             bound = bind()
-            self._plans[key] = bound
-            if len(self._plans) > BOUND_PROGRAMS:
-                self._plans.popitem(last=False)
-        elif len(self._plans) >= BOUND_PROGRAMS // 2:  # below that, order does not matter yet
-            self._plans.move_to_end(key)
+            self._programs[key] = bound
+            if len(self._programs) > BOUND_PROGRAMS:
+                self._programs.popitem(last=False)
+        elif len(self._programs) >= BOUND_PROGRAMS // 2:  # below that, order does not matter yet
+            self._programs.move_to_end(key)
         return bound
 
     def find(self, problem: Problem, schedule: Schedule) -> Bound | None:
-        """Return the plan if it is cached."""
-        return self._plans.get((problem, schedule))
+        """Return the program if it is cached."""
+        return self._programs.get((problem, schedule))
 
     def __iter__(self) -> Iterator[Bound]:
-        """Yield the cached plans."""
-        return iter(list(self._plans.values()))
+        """Yield the cached programs."""
+        return iter(list(self._programs.values()))
 
     def used(self, problem: Problem, schedule: Schedule) -> None:
-        """Mark a cached plan as just used, as `get` does."""
-        if len(self._plans) >= BOUND_PROGRAMS // 2 and (problem, schedule) in self._plans:
-            self._plans.move_to_end((problem, schedule))
+        """Mark a cached program as just used, as `get` does."""
+        if len(self._programs) >= BOUND_PROGRAMS // 2 and (problem, schedule) in self._programs:
+            self._programs.move_to_end((problem, schedule))
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
-        """Return whether the plan is cached."""
-        return (problem, schedule) in self._plans
+        """Return whether the program is cached."""
+        return (problem, schedule) in self._programs
 
     def clear(self) -> None:
-        """Drop all plans."""
-        self._plans.clear()
+        """Drop all programs."""
+        self._programs.clear()
 
 
 def check_machine(world: int, machine: Machine, engine: str = "host") -> None:

@@ -20,12 +20,14 @@ from ficco.engines import available_memory, host
 from ficco.errors import EngineError
 from ficco.lowering import lower
 from ficco.machine import Machine
+from ficco.passes import compile_plan
 from ficco.plan import Plan, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
 from ficco.schedule import Schedule
+from ficco.target import HOST
 from ficco.timeline import Timeline
 
 __all__ = ["LocalRuntime"]
@@ -61,7 +63,7 @@ class LocalRuntime:
     ) -> None:
         check_machine(world, machine)
         self.world, self.machine = world, machine
-        self._compute, self._in_order = compute, in_order
+        self._compute, self._target = compute, HOST._replace(in_order=in_order)
         self._group = host.new_group(world, machine, timeout_s)
         self._threads = ThreadPoolExecutor(world, thread_name_prefix="ficco-rank")
         self._bound: BoundPrograms[_Bound] = BoundPrograms()
@@ -128,7 +130,9 @@ class LocalRuntime:
         if grows:
             self._group.grow(need)
         return [
-            host.BoundProgram(entry, self._group, self.machine, self._compute, self._in_order)
+            host.BoundProgram(
+                compile_plan(entry, self._target), self._group, self.machine, self._compute
+            )
             for entry in plan.ranks
         ]
 

@@ -208,7 +208,7 @@ class CudaLocalRuntime:
                 program = compile_plan(plan.ranks[rank], target)
                 return gpu.BoundProgram(program, device, view, self._compute, plan.digest)
 
-        return _Bound(self._results(bind, "cannot bind its plan"), set())
+        return _Bound(self._results(bind, "cannot bind its program"), set())
 
     def _rehearse(self, bound: _Bound, streams: Sequence[Any], arrays: Sequence[Arrays]) -> None:
         """Load every rank's kernels before any rank waits, for the first call with a layout.
@@ -217,10 +217,11 @@ class CudaLocalRuntime:
         process share the driver's locks. So a rank that loads a kernel behind a wait would stop
         the peer that has to raise the signal.
         """
-        layouts = tuple(
-            self._compute.layout(array) for mine in arrays for array in mine.values()
-        )  # fmt: skip
-        if self.world == 1 or layouts in bound.loaded or any(self._each_capturing(streams)):
+        if self.world == 1:
+            return
+        layout = self._compute.layout
+        layouts = tuple([layout(array) for mine in arrays for array in mine.values()])
+        if layouts in bound.loaded or any(self._each_capturing(streams)):
             return
 
         def rehearse(rank: int) -> None:

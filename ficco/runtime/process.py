@@ -39,7 +39,7 @@ from ficco.runtime.members import members_of, note_turn
 from ficco.runtime.peers import Breaks, condition_of, refusal_of_a_peer, someone_left
 from ficco.runtime.rendezvous import Agenda, Facts, Rendezvous
 from ficco.schedule import Schedule
-from ficco.target import Target
+from ficco.target import HOST, Target
 from ficco.timeline import Timeline
 
 __all__ = ["INHERITED", "OPENING_S", "RESET", "Call", "ProcessRuntime", "room_in"]
@@ -218,7 +218,8 @@ class ProcessRuntime:
 
     def _bound_program(self, plan: RankPlan, digest: int) -> Any:
         """Bind a plan to the current windows, which are large enough."""
-        return host.BoundProgram(plan, self._group, self.machine, self._compute)
+        program = compile_plan(plan, HOST)
+        return host.BoundProgram(program, self._group, self.machine, self._compute)
 
     def _run(self, call: Call, arrays: Mapping[str, Any]) -> None:
         copy = self._calls % 2  # plans with mailboxes rely on copies that alternate

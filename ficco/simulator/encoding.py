@@ -23,8 +23,9 @@ from ficco.errors import PlanError
 from ficco.machine import Link, Machine
 from ficco.passes import COMPUTE
 from ficco.passes.release import ends_of
-from ficco.passes.signals import joined_raises, writes_of
+from ficco.passes.signals import joined_raises, stored
 from ficco.plan import Plan, RankPlan, Region, Signal, Step, copy_unit
+from ficco.program import SignalWrite
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
 from ficco.target import cuda_target, own_signals
@@ -375,10 +376,11 @@ def _stored(entry: RankPlan, within: set[str], signal_kind: str) -> dict[str, in
         if step.id in stores:  # the kernel of the `clear` before it stores it
             continue
         behind = joined.get(step.id)
-        raises = () if behind is None else behind.signals
-        kernels = [
-            write for write in writes_of(step, (), raises, True, target) if write.how == "kernel"
-        ]
+        clears = step.signals if step.kind == "clear" else ()
+        raises = () if clears else step.signals
+        raises = raises if behind is None else behind.signals
+        write = SignalWrite(step.id, step.lane, (), clears, raises, "")
+        kernels = [entry for entry in stored(write, True, target) if entry.how == "kernel"]
         if kernels:
             stores[step.id] = len(kernels)
             stores |= {} if behind is None else {behind.id: 0}

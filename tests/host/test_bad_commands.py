@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calling import call
 
 from ficco import data
 from ficco.cli import rendezvous_folder
-from ficco.cli.main import main
 
 COMMAND = [sys.executable, "-P", "-m", "ficco"]
 RUN = ["run", "--m", "64", "--n", "32", "--k", "32", "--iters", "1", "--schedule", "serial"]
@@ -30,11 +30,6 @@ def ficco(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False, env=given
     )
-
-
-def call(capsys: Any, *args: str) -> tuple[int, str, str]:
-    code = main(list(args))
-    return code, *capsys.readouterr()
 
 
 def refused(capsys: Any, words: str, *args: str) -> None:

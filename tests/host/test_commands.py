@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calling import call
 from forking import Forked
 
 from ficco import oracle
 from ficco.cli import engine_choice, run
 from ficco.cli.arguments import Request, request_from
-from ficco.cli.main import main
 from ficco.operators import OPERATORS
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -34,15 +34,6 @@ def gpus(monkeypatch: Any) -> Any:
 
     seen(0, "libcuda.so.1 not found")
     return seen
-
-
-def call(capsys: Any, *args: str) -> tuple[int, str, str]:
-    try:
-        code = main(list(args))
-    except SystemExit as stop:  # argparse
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 class TestRun:

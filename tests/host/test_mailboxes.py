@@ -13,9 +13,11 @@ from ficco.compute import named
 from ficco.engines import host
 from ficco.lowering import lower
 from ficco.machine import Machine
+from ficco.passes import compile_plan
 from ficco.plan import Plan, has_mailbox, window_bytes_of
 from ficco.problem import Problem
 from ficco.schedule import Schedule
+from ficco.target import HOST
 
 WORLD, CALLS = 3, 240
 SCHEDULES = {
@@ -80,7 +82,9 @@ def test_calls_on_mailboxes_and_on_windows_in_any_order() -> None:
         own, bound = random.Random(rank), {}
         for number, plan in enumerate(calls):
             if id(plan) not in bound:
-                bound[id(plan)] = host.BoundProgram(plan.ranks[rank], group, machine, compute)
+                bound[id(plan)] = host.BoundProgram(
+                    compile_plan(plan.ranks[rank], HOST), group, machine, compute
+                )
             if own.random() < 0.1:
                 time.sleep(own.random() * 4e-3)
             if not bound[id(plan)].run(arrays[number][rank], number % 2, plan.digest):

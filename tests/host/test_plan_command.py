@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calling import call
 
-from ficco.cli.main import main
 from ficco.schedule import Schedule
 
 SMALL = ["--m", "67", "--n", "29", "--k", "31"]
-
-
-def call(capsys: Any, *args: str) -> tuple[int, str, str]:
-    try:
-        code = main(list(args))
-    except SystemExit as stop:  # argparse
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_it_prints_every_rank(capsys: Any) -> None:

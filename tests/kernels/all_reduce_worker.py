@@ -178,7 +178,9 @@ def products() -> None:
                 for seed in range(2):
                     made = case.table.twice and (turn + seed + rank) % 2 == 1
                     chosen = tile if turn % 2 else None
-                    prepared = prepare(case.table, boxes.places(rank), CPU, chosen, made)
+                    prepared = prepare(
+                        case.table._replace(made=made), boxes.places(rank), CPU, chosen
+                    )
                     # One after another, as where other kernels leave one multiprocessor.
                     prepared = prepared._replace(programs=1 + (turn + seed) % 4)
                     operands, want = case.draw(seed, turn % 3)

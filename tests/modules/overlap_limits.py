@@ -381,7 +381,7 @@ def serving(mesh: DeviceMesh) -> None:
     assert ficco.window_bytes(mesh) == sized, "windows grew"
     assert len(os.listdir("/proc/self/task")) <= tasks, "threads grew"
     assert threading.active_count() <= threads
-    kept = groups.runtime(mesh)._bound._plans
+    kept = groups.runtime(mesh)._bound._programs
     assert len(kept) <= BOUND_PROGRAMS and len(call_cache._cache) <= call_cache.MAX_CALLS
     ficco.close(mesh)
     ficco.prepare(mesh, machine="mesh4")

@@ -94,20 +94,20 @@ def fewer_waits(entry: Entry, rng: random.Random) -> Entry | None:
     return entry._replace(signals=entry.signals[:gone] + entry.signals[gone + 1 :])
 
 
+def _fewer(entry: Entry, field: str) -> Entry | None:
+    """Leave out the first signal of a field, but not the only one of an entry."""
+    if not isinstance(entry, SignalWrite) or len(entry.clears) + len(entry.raises) < 2:
+        return None
+    signals = getattr(entry, field)
+    return entry._replace(**{field: signals[1:]}) if signals else None
+
+
 def fewer_raises(entry: Entry, rng: random.Random) -> Entry | None:
-    if not isinstance(entry, SignalWrite) or not entry.raises:
-        return None
-    if len(entry.raises) == 1 and not entry.clears:
-        return None
-    return entry._replace(raises=entry.raises[1:])
+    return _fewer(entry, "raises")
 
 
 def fewer_clears(entry: Entry, rng: random.Random) -> Entry | None:
-    if not isinstance(entry, SignalWrite) or not entry.clears:
-        return None
-    if len(entry.clears) == 1 and not entry.raises:
-        return None
-    return entry._replace(clears=entry.clears[1:])
+    return _fewer(entry, "clears")
 
 
 def without_after(entry: Entry, rng: random.Random) -> Entry | None:

@@ -36,8 +36,8 @@ TARGETS = {
     "signals by copies": lambda rank: cuda_target(own_signals(rank)),
     "no kernel that stores": lambda rank: cuda_target(own_signals(rank), stores=False),
     "rows by single copies": lambda rank: cuda_target()._replace(copies_2d=False),
-    "kernels of a library alone": lambda rank: cuda_target(kernels=False),
-    "every rank another": lambda rank: (
+    "a library without own kernels": lambda rank: cuda_target(kernels=False),
+    "a different target for each rank": lambda rank: (
         cuda_target(),
         cuda_target(own_signals(rank), stores=False),
         cuda_target()._replace(copies_2d=False),
@@ -79,7 +79,7 @@ def test_programs_are_proved_and_interpreted_right(op: str, target: str) -> None
             assert op == "embedding_all_to_all" and plan.schedule.compute == "gated"
             return
         except EngineError:  # mailboxes need ficco's kernels
-            assert plan.schedule.transport == "sm" and "library" in target
+            assert plan.schedule.transport == "sm" and "without own kernels" in target
             return
         back = read_back_plan(plan, programs)
         found = verify(back)
@@ -91,8 +91,7 @@ def test_programs_are_proved_and_interpreted_right(op: str, target: str) -> None
     assert ran > 4
 
 
-def test_no_entry_is_lost_where_steps_are_the_entries() -> None:
-    """On the host, each step but a gated one gives as many entries as it has copies or products."""
+def test_host_programs_have_an_entry_for_each_copy_and_product() -> None:
     plan = lower(
         Problem.chunked("all_gather_matmul", 3, 12, 6, 8, "float32"),
         Schedule.named("hetero_fused_1d").resolve(3, MESH),
@@ -146,8 +145,8 @@ def judge(plan: Plan, programs: list[Program], seed: int) -> bool:
     """Return whether the verifier refuses edited programs; what it accepts must run right."""
     try:
         back = read_back_plan(plan, programs)
-    except (PlanError, AssertionError, KeyError, StopIteration, IndexError):
-        return True  # a table that fits no kernel
+    except PlanError:  # a table that fits no kernel, or a way to store that the target lacks
+        return True
     if verify(back):
         return True
     assert wrong(back, seed) is None, describe(plan)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calling import call
 
 import ficco
 from ficco.cli import engine_choice, explain
-from ficco.cli.main import main
 from ficco.operators import OPERATORS
 from ficco.schedule import Schedule
 from ficco.selector import Book
@@ -25,12 +25,6 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands see no GPU, wherever the tests run."""
     for module in (engine_choice, explain):
         monkeypatch.setattr(module, "gpus", lambda ranks: engine_choice.Gpus(0, "none"))
-
-
-def call(capsys: Any, *args: str) -> tuple[int, str, str]:
-    code = main(list(args))
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 class TestExplain:
