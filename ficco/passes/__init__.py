@@ -45,36 +45,37 @@ def compile_plan(plan: RankPlan, target: Target) -> Program:
             f"rank {plan.rank}: its plan has mailboxes, which on target {target.name!r} need a "
             "kernel of ficco, and the arrays have none; use a schedule with transport='dma'"
         )
-    _check_lanes(plan, target)
+    computing = [step for step in plan.steps if step.kind in COMPUTE and _has_work(step)]
+    _check_lanes(plan.rank, computing, target)
     if target.kernels and one_kernel.is_one_kernel(plan):
         entries: Sequence[Entry] = one_kernel.one_kernel_entries(plan)
     else:
-        entries = _Compiler(plan, target).compiled()
+        entries = _Compiler(plan, {step.lane for step in computing}, target).compiled()
     return Program(plan.rank, target, plan.buffers, tuple(entries))
 
 
-def _check_lanes(plan: RankPlan, target: Target) -> None:
-    """Refuse a plan whose lanes do not run on the target as they must.
+def _check_lanes(rank: int, computing: Sequence[Step], target: Target) -> None:
+    """Refuse the compute steps of a plan if the target does not run their lanes as they need.
 
     Raises:
         EngineError: a step needs concurrent lanes, which the target lacks, or compute is in several
             lanes of a device.
     """
-    concurrent = next((step.id for step in plan.steps if step.concurrent), None)
-    computing = sorted({step.lane for step in plan.steps if step.kind in COMPUTE})
+    concurrent = next((step.id for step in computing if step.concurrent), None)
+    lanes = sorted({step.lane for step in computing})
     if concurrent is not None and target.in_order:
         raise EngineError(
-            f"step {concurrent!r} of rank {plan.rank} needs concurrent lanes, so the plan cannot "
+            f"step {concurrent!r} of rank {rank} needs concurrent lanes, so the plan cannot "
             "run in order on one thread; use a schedule without such steps"
         )
-    if concurrent is not None and target.threads and len(computing) > 1:
+    if concurrent is not None and target.threads and len(lanes) > 1:
         raise EngineError(
             f"step {concurrent!r} needs concurrent lanes, but the host engine runs the compute "
-            f"lanes {computing} on one thread; put them into one lane"
+            f"lanes {lanes} on one thread; put them into one lane"
         )
-    if not target.threads and len(computing) > 1:
+    if not target.threads and len(lanes) > 1:
         raise EngineError(
-            f"compute in the lanes {computing}; the CUDA engine computes on the caller's stream, "
+            f"compute in the lanes {lanes}; the CUDA engine computes on the caller's stream, "
             "so put it into one lane"
         )
 
@@ -87,15 +88,14 @@ class _Compiler:
     entry of their lane.
     """
 
-    def __init__(self, plan: RankPlan, target: Target) -> None:
-        self.plan, self.target = plan, target
+    def __init__(self, plan: RankPlan, inline: set[str], target: Target) -> None:
+        self.plan, self.inline, self.target = plan, inline, target
         self.entries: list[Entry] = []
-        self.inline = {step.lane for step in plan.steps if step.kind in COMPUTE and _works(step)}
         self.ends: dict[str, tuple[str, ...]] = {}
         self.pending: dict[str, tuple[str, ...]] = {}
         self.last: dict[str, str] = {}  # by lane: the id of its last entry
         self.wait = "thread" if target.threads else "stream"
-        self.raises = signals.joined_raises(plan, self.inline, target)
+        self.raises = signals.joined_raises(plan, inline, target)
         self.releases = release.ends_of(plan) if target.kernels else {}
         self.within: set[str] = {step.id for step in self.raises.values()}
         self.contiguous: dict[str, int] | None = None
@@ -163,8 +163,10 @@ class _Compiler:
         raises = () if clears else step.signals
         if step.id in self.raises:
             raises = self.raises[step.id].signals
-        write = SignalWrite(step.id, step.lane, after, clears, raises, "")
-        return signals.stored(write, step.lane in self.inline, self.target)
+        inline = step.lane in self.inline
+        return signals.stored(
+            step.id, step.lane, after, clears, raises, inline=inline, target=self.target
+        )
 
     def _gated(self, step: Step, after: tuple[str, ...]) -> list[Launch]:
         """Return a gated step as launches of one kernel; the last may release the window."""
@@ -188,8 +190,10 @@ class _Compiler:
             entries += works
             after = () if works else after
             if part.raises:
-                write = SignalWrite(f"{name}.signal", step.lane, after, (), part.raises, "")
-                entries += signals.stored(write, True, self.target)
+                entries += signals.stored(
+                    f"{name}.signal", step.lane, after, (), part.raises,
+                    inline=True, target=self.target,
+                )  # fmt: skip
                 after = ()
         return entries
 
@@ -214,7 +218,7 @@ class _Compiler:
         return _launches(step, name, works, after, by)
 
 
-def _works(step: Step) -> bool:
+def _has_work(step: Step) -> bool:
     """Return whether a compute step has any work, so that launches run it."""
     return bool(step.products or step.writes or step.parts)
 

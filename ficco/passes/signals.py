@@ -17,30 +17,42 @@ from ficco.target import MOST_STORED, Target
 __all__ = ["joined_raises", "stored"]
 
 
-def stored(write: SignalWrite, inline: bool, target: Target) -> list[SignalWrite]:
-    """Return a write of signals as entries, each with the way in which the target stores it.
+def stored(
+    name: str,
+    lane: str,
+    after: tuple[str, ...],
+    clears: tuple[Signal, ...],
+    raises: tuple[Signal, ...],
+    *,
+    inline: bool,
+    target: Target,
+) -> list[SignalWrite]:
+    """Return the entries that clear and then raise signals, in the ways that a target has.
 
     Args:
-        write: clears and raises signals; its `how` is not read.
-        inline: whether its lane is the caller's stream.
+        name: id of the entry; several entries have it with a number.
+        lane: of the entries.
+        after: of the first entry.
+        clears: signals that become 0.
+        raises: signals that are raised behind them.
+        inline: whether the lane is the caller's stream.
         target: of the program.
     """
-    _, _, after, clears, raises, _ = write
     if target.threads:
-        return [write._replace(how="thread")]
+        return [SignalWrite(name, lane, after, clears, raises, "thread")]
     if inline and _by_kernel((*clears, *raises), target):
         pieces = [(*piece, "kernel") for piece in _batches(clears, raises)]
     elif not target.writable:
-        return [write._replace(how="stream")]
+        return [SignalWrite(name, lane, after, clears, raises, "stream")]
     else:
         written = tuple([signal for signal in raises if target.writes_to(signal.rank)])
         copied = tuple([signal for signal in raises if not target.writes_to(signal.rank)])
         pieces = [(clears, written, "stream")] if clears or written else []
         pieces += [((), copied, "copy")] if copied else []
     if len(pieces) == 1:
-        return [SignalWrite(write.id, write.lane, after, *pieces[0])]
+        return [SignalWrite(name, lane, after, *pieces[0])]
     return [
-        SignalWrite(f"{write.id}[{i}]", write.lane, () if i else after, *piece)
+        SignalWrite(f"{name}[{i}]", lane, () if i else after, *piece)
         for i, piece in enumerate(pieces)
     ]
 

@@ -25,7 +25,6 @@ from ficco.passes import COMPUTE
 from ficco.passes.release import ends_of
 from ficco.passes.signals import joined_raises, stored
 from ficco.plan import Plan, RankPlan, Region, Signal, Step, copy_unit
-from ficco.program import SignalWrite
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
 from ficco.target import cuda_target, own_signals
@@ -379,8 +378,8 @@ def _stored(entry: RankPlan, within: set[str], signal_kind: str) -> dict[str, in
         clears = step.signals if step.kind == "clear" else ()
         raises = () if clears else step.signals
         raises = raises if behind is None else behind.signals
-        write = SignalWrite(step.id, step.lane, (), clears, raises, "")
-        kernels = [entry for entry in stored(write, True, target) if entry.how == "kernel"]
+        writes = stored(step.id, step.lane, (), clears, raises, inline=True, target=target)
+        kernels = [write for write in writes if write.how == "kernel"]
         if kernels:
             stores[step.id] = len(kernels)
             stores |= {} if behind is None else {behind.id: 0}
