@@ -31,7 +31,7 @@ import serve  # noqa: E402 (of a PyTorch that is as it is)
 from beside import turns  # noqa: E402
 from checks import CHECKS, MOST  # noqa: E402
 from few_rows import few_row_cases  # noqa: E402
-from fuzzed import cases, shared_cases  # noqa: E402
+from fuzzed import cases, shared_cases, split_tiles  # noqa: E402
 from rank import CUDA, problems, refused  # noqa: E402
 from scenarios import ways  # noqa: E402
 
@@ -124,6 +124,10 @@ def hold_the_table() -> None:
         for problem, schedule in [*turns(world), *shared_cases(world), *few_row_cases(world)]:
             lower_rank(problem, schedule.resolve(world, CUDA), 0)
             planned += 1
+        for problem, schedule in shared_cases(world):
+            for rank in range(world):
+                split = split_tiles(problem, schedule, rank, processors=132)
+                assert any(split) or schedule.name != "gated_1d", f"{problem}: no tile is split"
         given = [p for dtype in DTYPES for p in problems(world, dtype, random.Random(0))]
         assert {problem.op for problem in given} == set(OPERATORS)
         for problem in [*given, *cases(world)]:

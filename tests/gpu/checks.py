@@ -94,7 +94,7 @@ def _calls() -> Iterator[Check]:
         yield Check("capture_rules", "capture_rules", world, quick=whole)
         yield Check("functions", "functions", world)
         for seed in (1, 2) if whole else (1,):
-            words = {"seed": seed, "calls": 120 if whole else 50}
+            words = {"seed": seed, "calls": 90 if whole else 50}
             # Odd sizes and layouts take kernels that the pack lacks: Triton compiles them.
             yield Check(f"random-seed {seed}", "random", world, words, limit_s=180.0)
     yield Check("kernels", "kernels", fresh=True)  # the profiler stays in its processes
@@ -106,7 +106,7 @@ def _again() -> Iterator[Check]:
     They are alone, as GPUs do nothing but these calls: beside others they would take as much
     longer. 8 ranks make fewer, since each takes turns with three others on two GPUs.
     """
-    for world, calls in ((A_RANK_A_GPU, 300), (MOST, 60)):
+    for world, calls in ((A_RANK_A_GPU, 200), (MOST, 30)):
         many: dict[str, Any] = {"world": world, "limit_s": 90.0, "stage": Stage.ALONE}
         quick = world == A_RANK_A_GPU
         yield Check("fuzz", "fuzz", words={"calls": calls}, repeats="calls", **many)

@@ -9,6 +9,7 @@ comes behind them. Each test is told by one line when it ends.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pool import Pool, Ran, lanes_here
 STAGES = ("test_commands", "test_gpu_checks")
 _FAILURE_LINES = 40
 _CONFIG: list[pytest.Config] = []
+_BEGUN = time.monotonic()
 
 
 def _count() -> int:
@@ -101,7 +103,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a test's outcome, seconds and name when it has ended, and why it failed."""
+    """Print when a test ended, its outcome, how long it ran, its name, and why it failed."""
     if not _CONFIG or not _here(report) or (report.when != "call" and report.passed):
         return
     terminal: Any = _CONFIG[0].pluginmanager.get_plugin("terminalreporter")
@@ -109,7 +111,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         return
     seconds = dict(report.user_properties).get("ran_s", report.duration)
     terminal.ensure_newline()
-    terminal.write_line(f"{report.outcome:7} {seconds:6.1f} s  {report.nodeid}")
+    elapsed = time.monotonic() - _BEGUN
+    terminal.write_line(f"{elapsed:5.0f} s  {report.outcome:7} {seconds:6.1f} s  {report.nodeid}")
     if report.failed:  # at once, for a run that is cut short prints no summary
         for line in report.longreprtext.splitlines()[-_FAILURE_LINES:]:
             terminal.write_line(f"    {line}")
