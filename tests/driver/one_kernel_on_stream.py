@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,8 +101,9 @@ class OneKernelCall(_Call):
                 made = x.astype(np.float32) @ w[:, columns].astype(np.float32)
             if bias is not None and t.bias_rows:
                 made[t.bias_row : t.bias_row + t.bias_rows] += bias[:, columns].astype(np.float32)
-            for number, (rank, row) in enumerate(t.rows_to):
-                self._put(self._recv(rank)[row, columns], made[number % max(t.m, 1)])
+            for first, rank, row, count in self._blocks:
+                source = made[first % t.m : first % t.m + count]
+                self._put(self._recv(rank)[row : row + count, columns], source)
 
     def _finish(self, outputs: Any) -> None:
         """Add up, pass on and collect."""
@@ -119,11 +121,24 @@ class OneKernelCall(_Call):
             y[own, columns] = total
             for peer in self.peers if t.twice else ():
                 self._put(self._kept(peer)[own, columns], y[own, columns])
-        others = [row for row in range(t.m) if not own.start <= row < own.stop]
+        others = [each for each in (slice(0, own.start), slice(own.stop, t.m)) if _length(each)]
         for chunk in t.chunks if t.owners else ():
             columns, word = slice(chunk.begin, chunk.end), Signal(t.rank, "data", 0, chunk.total)
-            for row in others:
-                y[row, columns] = self._take(self._kept(t.rank)[row : row + 1, columns], word)[0]
+            for rows in others:
+                y[rows, columns] = self._take(self._kept(t.rank)[rows, columns], word)
+
+    @functools.cached_property
+    def _blocks(self) -> list[tuple[int, int, int, int]]:
+        """Rows that are stored together: number in `rows_to`, rank, first row there, count."""
+        blocks: list[tuple[int, int, int, int]] = []
+        for number, (rank, row) in enumerate(self.table.rows_to):
+            if blocks and number % self.table.m:
+                first, last_rank, last_row, count = blocks[-1]
+                if last_rank == rank and last_row + count == row:
+                    blocks[-1] = first, rank, last_row, count + 1
+                    continue
+            blocks.append((number, rank, row, 1))
+        return blocks
 
     def _put(self, box: Any, values: Any) -> None:
         """Store values in a box, as bits of its kind, none of them vacant."""
@@ -154,6 +169,10 @@ class OneKernelCall(_Call):
     def _kept(self, rank: int) -> Any:
         t = self.table
         return self._matrix(rank, t.kept, t.m, t.n)
+
+
+def _length(rows: slice) -> int:
+    return int(rows.stop) - int(rows.start)
 
 
 class GatherCall(_Call):
