@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 from compiling import compiled, on_gpu
 from interpreting import make_ready
 from triton.compiler.errors import CompilationError
@@ -37,6 +38,7 @@ from ficco.kernels.one_kernel_all_reduce import (
 )
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.packing.building import TRITON
 from ficco.passes.one_kernel_all_reduce import table_of
 from ficco.plan import Signal, digest_of, signal_place, window_places
 from ficco.problem import MAX_WORLD, Problem
@@ -400,15 +402,23 @@ def assembly() -> None:
             stores = [at for at in places(r"tt\.store .* : tensor<\d+x\d+x", order) if at > taken]
             assert stores[7] < saw < stores[8], f"{about}: sums are used before peers have entered"
             assert len(places(DRAWN, text)) == 1, f"{about}: threads may read the number later"
-            machine_code = made.asm["sass"].splitlines()
-            (at,) = [i for i, line in enumerate(machine_code) if "ATOMG" in line]
-            answer = re.findall(r"ATOMG\S* \w+, (R\d+),", machine_code[at])[0]
-            behind = "\n".join(machine_code[at + 1 : at + 100])
-            assert not places(rf"\b{answer}\b", behind), f"{about}: the count's answer is awaited"
+            if triton.__version__ == TRITON:  # others spill the answer, and so wait for it
+                hold_that_nothing_waits(made.asm["sass"].splitlines(), about)
             sent = places(rf"st\.global\.{width}", text[:asked])
             assert sent, f"{about}: nothing is sent before anything is awaited"
             assert not places(r"ld\.global\S*\.nc", text), "what peers stored is read from a cache"
             assert made.metadata.shared <= 140_000, "no other kernel fits beside"
+
+
+def hold_that_nothing_waits(machine_code: list[str], about: str) -> None:
+    """Hold that no instruction uses the answer of the atomic count soon after it.
+
+    A wait costs time and is no error. So it is held for the Triton that makes the pack.
+    """
+    (at,) = [i for i, line in enumerate(machine_code) if "ATOMG" in line]
+    answer = re.findall(r"ATOMG\S* \w+, (R\d+),", machine_code[at])[0]
+    behind = "\n".join(machine_code[at + 1 : at + 100])
+    assert not places(rf"\b{answer}\b", behind), f"{about}: the count's answer is awaited"
 
 
 def places(pattern: str, text: str) -> list[int]:
