@@ -183,27 +183,21 @@ def key_of(
     if not isinstance(x, Tensor) or not x.is_cuda or x.layout != _STRIDED or groups.disabled():
         return None
     try:
-        return _facts(op, group, x, others, schedule, rest)
+        # The best schedule may differ between regimes.
+        when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
+        facts: list[Any] = [
+            op, groups.process_group(group), schedule, when,
+            x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg(),
+        ]  # fmt: skip
+        for t in others:
+            if t is None:
+                facts.append(None)
+            elif isinstance(t, Tensor) and t.layout == _STRIDED:
+                facts += (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
+            else:
+                return None
     except (RuntimeError, ValueError):  # nested tensors have no shape, arrays no truth value
         return None
-
-
-def _facts(
-    op: str, group: Any, x: Tensor, others: Sequence[Any], schedule: str | Schedule, rest: Any
-) -> Any:
-    # The best schedule may differ between regimes.
-    when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
-    facts: list[Any] = [
-        op, groups.process_group(group), schedule, when,
-        x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg(),
-    ]  # fmt: skip
-    for t in others:
-        if t is None:
-            facts.append(None)
-        elif isinstance(t, Tensor) and t.layout == _STRIDED:
-            facts += (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
-        else:
-            return None
     facts += [tuple(value) if isinstance(value, list) else value for value in rest]
     return tuple(facts)
 

@@ -267,8 +267,9 @@ class CudaProcessRuntime(ProcessRuntime):
         return (json.dumps(problem.agreed()), schedule) in self._without_room
 
     def _check_alive(self) -> None:
-        for place in self._places:  # finds kernels that gave up before the watchdog does
-            place.device.settle()
+        for place in self._places:
+            if place.device.native.missed:  # a kernel gave up; the watchdog may not have seen it
+                place.device.settle()
         super()._check_alive()
 
     def _failure(self) -> EngineError | None:

@@ -10,6 +10,7 @@ import sys
 import warnings
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch_on_double import Rank, Shortly, dress
 
 import ficco
 from ficco.modules import auto, call_cache, groups, operators
+from ficco.modules import functions as public
 from ficco.modules.calling import Call
 from ficco.runtime import process_gpu
 from ficco.schedule import Schedule
@@ -75,6 +77,7 @@ class _Hits:
             return call
 
         operators.find = counted  # type: ignore[attr-defined]
+        public.find = counted  # type: ignore[attr-defined]
 
     def last(self) -> bool:
         return self.found[-1]
@@ -143,6 +146,7 @@ def calls_again(here: Rank, world: int) -> None:
         assert y.shape == (x.shape[0] * world, *x.shape[1:-1], 3)
 
     _plain_calls_again(hits, rank, world)
+    _one_weight_again(rank, world)
 
     # Ways that a call changes its mind between two that are alike.
     def reduce() -> Tensor:
@@ -317,6 +321,33 @@ def _plain_calls_again(hits: _Hits, rank: int, world: int) -> None:
             for y, other in zip(first, second, strict=True):
                 assert torch.equal(y, other) and y.stride() == other.stride(), y.shape
                 assert not other._is_view(), "autograd would refuse to change it in place"
+
+
+def _one_weight_again(rank: int, world: int) -> None:
+    """A repeated call of one weight and no options is found without a look at its arguments."""
+    x, w, splits = draw(rank, world, 4), draw(9, 4, 3), [[1] * world] * world
+    run, runs = operators.run, []
+
+    def counted(name: str, args: Any) -> Any:
+        runs.append(name)
+        return run(name, args)
+
+    operators.run = counted
+    try:
+        for schedule in ("serial", "gated_1d"):
+            for call in (
+                partial(ficco.all_gather_matmul, x, w),
+                partial(ficco.matmul_reduce_scatter, x, w),
+                partial(ficco.matmul_all_reduce, x, w),
+                partial(ficco.all_to_all_matmul, x, w, splits),
+                partial(ficco.matmul_all_to_all, x, w, splits),
+            ):
+                first = call(schedule=schedule)
+                runs.clear()
+                assert torch.equal(call(schedule=schedule), first)
+                assert not runs, f"{runs} with {schedule}"
+    finally:
+        operators.run = run
 
 
 def captures(here: Rank, world: int) -> None:
