@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as PyTorch names it
 
+from ficco.private import torch_collectives
 from ficco.problem import Problem, offsets
 from ficco.runtime import collectives
 
@@ -65,31 +66,33 @@ def short(
         return None
     flow = problem.flow
     if flow.collective == "all_gather" and even:
-        all_gather, whole_shape = collectives.all_gather, (sum(rows), problem.k)
+        all_gather = torch_collectives.all_gather(group, collectives.all_gather)
+        whole_shape = sum(rows), problem.k
 
         def gather(matrices: Matrices) -> list[torch.Tensor]:
             x, *weights = matrices
             whole = x.new_empty(whole_shape)
-            all_gather(whole, x.contiguous(), group=group)
+            all_gather(whole, x.contiguous())
             return [mm(whole, w) for w in weights]
 
         return gather
     if flow.shares:
-        all_reduce = dist.all_reduce
+        all_reduce = torch_collectives.all_reduce(group, dist.all_reduce)
 
         def reduce(matrices: Matrices) -> list[torch.Tensor]:
             whole = mm(*matrices)
-            all_reduce(whole, group=group)
+            all_reduce(whole)
             return [whole]
 
         return reduce
     if flow.sums and even:
-        reduce_scatter, own_shape = collectives.reduce_scatter, (rows[0], problem.n)
+        reduce_scatter = torch_collectives.reduce_scatter(group, collectives.reduce_scatter)
+        own_shape = rows[0], problem.n
 
         def scatter(matrices: Matrices) -> list[torch.Tensor]:
             whole = mm(*matrices)
             own = whole.new_empty(own_shape)
-            reduce_scatter(own, whole, group=group)
+            reduce_scatter(own, whole)
             return [own]
 
         return scatter
@@ -102,13 +105,14 @@ def _short_exchange(
     problem: Problem, group: Any, rank: int
 ) -> Callable[[Matrices], list[torch.Tensor]]:
     sizes_out, sizes_in = list(problem.splits[rank]), [row[rank] for row in problem.splits]
-    all_to_all, received, mm = dist.all_to_all_single, sum(sizes_in), torch.mm
+    all_to_all = torch_collectives.all_to_all(group, dist.all_to_all_single)
+    received, mm = sum(sizes_in), torch.mm
     even = len({*sizes_out, *sizes_in}) == 1
-    into, out_of = (None, None) if even else (sizes_in, sizes_out)
+    into, out_of = ([], []) if even else (sizes_in, sizes_out)
 
     def move(own: torch.Tensor) -> torch.Tensor:
         target = own.new_empty((received, own.shape[1]))
-        all_to_all(target, own.contiguous(), into, out_of, group=group)
+        all_to_all(target, own.contiguous(), into, out_of)
         return target
 
     if problem.flow.gathers:

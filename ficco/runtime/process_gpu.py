@@ -291,7 +291,13 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def check_alive(self) -> None:
         """Raise EngineError if a call on the group is already known to have failed."""
-        self._check_alive()
+        fine = bool(self._groups) and not self._of_parent
+        for place in self._places:
+            fine = fine and not place.device.native.missed
+        for group in self._groups:
+            fine = fine and group.failure() is None
+        if not fine:  # the usual call ends here, after as few steps as possible
+            self._check_alive()
 
     def check(self) -> None:
         """Wait for the current stream, then raise EngineError if a call on the group failed."""

@@ -103,8 +103,14 @@ def test_results_are_right_without_each_private_name(
     run("private_worker.py", 2, tmp_path, "cpu", checks=(which,))
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_collectives_are_those_of_the_wrappers(ranks: int, tmp_path: Path, torch: Any) -> None:
+    run("collectives_worker.py", ranks, tmp_path, "cpu")
+
+
 def test_nothing_is_absent_here(torch: Any) -> None:
     """The names exist in the releases that are tested, so that no test runs by a fallback alone."""
+    import ficco.private.torch_collectives
     import ficco.private.torch_core
     import ficco.private.torch_layers
     import ficco.private.triton_core  # noqa: F401

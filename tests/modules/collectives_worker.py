@@ -1,0 +1,81 @@
+"""A rank whose collectives without PyTorch's wrappers give the results of the wrappers.
+
+python collectives_worker.py DEVICE STORE RANK WORLD
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ficco.private import torch_collectives as direct
+from ficco.runtime import collectives
+
+Tensor = torch.Tensor
+
+
+def compare(rank: int, world: int) -> bool:
+    """Compare every collective with its wrapper; return whether all were without wrappers."""
+    group, without = dist.group.WORLD, []
+
+    def bound(name: str, public: Any) -> Any:
+        call = getattr(direct, name)(group, public)
+        without.append(not isinstance(call, partial))
+        return call
+
+    piece = torch.randn(3, 5, generator=torch.Generator().manual_seed(rank))
+    whole, other = torch.empty(3 * world, 5), torch.empty(3 * world, 5)
+    bound("all_gather", collectives.all_gather)(whole, piece)
+    collectives.all_gather(other, piece)
+    assert torch.equal(whole, other)
+
+    own, expected = torch.empty(3, 5), torch.empty(3, 5)
+    bound("reduce_scatter", collectives.reduce_scatter)(own, whole * (rank + 1))
+    collectives.reduce_scatter(expected, whole * (rank + 1))
+    assert torch.equal(own, expected)
+
+    total, sums = piece.clone(), piece.clone()
+    bound("all_reduce", dist.all_reduce)(total)
+    dist.all_reduce(sums)
+    assert torch.equal(total, sums) and (world == 1 or not torch.equal(total, piece))
+
+    exchange = bound("all_to_all", dist.all_to_all_single)
+    for sent, received in (([], []), ([2 * r for r in range(world)], [2 * rank] * world)):
+        source = torch.arange(float(sum(sent) or 2 * world)).reshape(-1, 1) + 100 * rank
+        rows = sum(received) if received else len(source)
+        target, expected = torch.empty(rows, 1), torch.empty(rows, 1)
+        exchange(target, source, received, sent)
+        dist.all_to_all_single(expected, source, received or None, sent or None)
+        assert torch.equal(target, expected)
+    return all(without)
+
+
+def main(store: str, rank: int, world: int) -> None:
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    assert compare(rank, world), "a name of PyTorch is absent"
+    present = dict(direct._METHODS)
+
+    class Unset:
+        """Options without `asyncOp`."""
+
+        __slots__ = ()
+
+    for name, (method, options) in present.items():
+        for lacking in ((None, options), (method, None), (method, Unset)):
+            direct._METHODS[name] = lacking
+            assert not compare(rank, world), name
+            direct._METHODS[name] = present[name]
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print("right")
