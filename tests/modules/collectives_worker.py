@@ -45,7 +45,7 @@ def compare(rank: int, world: int) -> bool:
     assert torch.equal(total, sums) and (world == 1 or not torch.equal(total, piece))
 
     exchange = bound("all_to_all", dist.all_to_all_single)
-    for sent, received in (([], []), ([2 * r for r in range(world)], [2 * rank] * world)):
+    for sent, received in (([], []), ([2 * r + 1 for r in range(world)], [2 * rank + 1] * world)):
         source = torch.arange(float(sum(sent) or 2 * world)).reshape(-1, 1) + 100 * rank
         rows = sum(received) if received else len(source)
         target, expected = torch.empty(rows, 1), torch.empty(rows, 1)
