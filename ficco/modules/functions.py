@@ -270,21 +270,35 @@ def _exchange(
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    try:
-        rows = [_sizes(f"splits[{s}]", row) for s, row in enumerate(splits)]
-        if {len(row) for row in rows} - {len(rows)}:
-            raise TypeError
-        table = [size for row in rows for size in row]
-    except TypeError:
-        raise InputError(
-            f"splits={splits!r:.80}: one list per rank is needed; splits[s][r] is the number of "
-            "rows from rank s to rank r"
-        ) from None
+    table = _splits(splits)
     y = _repeated(op, x, w, (), group, schedule, (tuple(table),), grain)
     if y is not None:
         return y
     args = (x, w, table, group, schedule, grain)
     return _call(op, args, survey((x, w)))  # type: ignore[no-any-return]
+
+
+def _splits(splits: Any) -> list[Any]:
+    """Return the splits by source and destination, one row behind another.
+
+    Raises:
+        InputError: they are not a square of whole numbers.
+    """
+    try:
+        if type(splits) is list and not torch.compiler.is_dynamo_compiling():  # the usual case
+            table = [size for row in splits for size in row]
+            square = [len(row) for row in splits] == [len(splits)] * len(splits)
+            if square and {*map(type, table)} == {int}:
+                return table
+        rows = [_sizes(f"splits[{s}]", row) for s, row in enumerate(splits)]
+        if {len(row) for row in rows} - {len(rows)}:
+            raise TypeError
+        return [size for row in rows for size in row]
+    except TypeError:
+        raise InputError(
+            f"splits={splits!r:.80}: one list per rank is needed; splits[s][r] is the number of "
+            "rows from rank s to rank r"
+        ) from None
 
 
 @collective

@@ -59,6 +59,7 @@ set_up()
 for _name, _instead in ABSENT.items():  # recorded before the log had a handler
     log.info("%s is absent: %s", _name, _instead)
 
+_compiling = torch.compiler.is_dynamo_compiling
 _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
 _devices: dict[str, str] = {}  # devices of open groups, by the group's name
@@ -159,7 +160,7 @@ def collective(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if torch.compiler.is_dynamo_compiling():
+        if _compiling():
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
