@@ -7,7 +7,6 @@ passes the addresses: on a host that is slower than the GPU, Python is most of a
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -208,15 +207,13 @@ def find(key: Any) -> CachedCall | None:
         return None
     try:
         call = _cache.get(key)
-    except TypeError:  # some argument has no hash
+        if call is not None and len(_cache) >= MAX_CALLS // 2:  # below, order does not matter yet
+            _cache.move_to_end(key)
+    except (KeyError, TypeError):  # another thread has just dropped it; an argument has no hash
         return None
-    if call is not None:
-        if call.changes != groups.changes():
-            _cache.clear()
-            return None
-        if len(_cache) >= MAX_CALLS // 2:  # below that, order does not matter yet
-            with contextlib.suppress(KeyError):  # another thread has just dropped it
-                _cache.move_to_end(key)
+    if call is not None and call.changes != groups.changes():
+        _cache.clear()
+        return None
     return call if call is not None and call.ready else None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import ficco
+from ficco import registry
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.problem import Problem
@@ -22,10 +23,16 @@ from ficco.schedule import Schedule
 
 __all__ = ["measure"]
 
-_CALLS, _QUEUED, _WARM, _TURNS = 60, 10, 10, 3
-_ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # sizes of a rank's part: little work for the device
+_QUEUES, _QUEUED, _WARM, _TURNS = 6, 10, 2, 3
+_PIECE = 16  # rows to each rank of an exchange
+_ROWS, _COLUMNS, _DEPTH, _PIECE = (
+    64,
+    128,
+    256,
+    16,
+)  # sizes of a rank's part: little work for the device
 _OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
-_WHOLE = {"all_gather_matmul": "serial", "matmul_all_reduce": "one_shot_sm"}
+_EXCHANGES = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
 # Calls with as many launches as copies, fewer, and hardly any, so that least squares can separate
 # the costs.
 _POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d": (4, 8),
@@ -35,20 +42,23 @@ _POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d":
 def measure(ranks: Ranks) -> dict[str, float]:
     """Return the host's costs of calls, launches, kernels, copies and words, in us.
 
-    Times are medians of the slowest rank, on the host's clock, of calls that are queued ten at a
-    time. The least of several turns counts, because other processes may use the host. The costs of
-    torch.distributed calls and of calls with one launch are those of whole calls; least squares
-    over ficco's calls gives the others. A launch costs at least as much as torch.mm. ficco must be
-    open for the GPUs.
+    Times are those of the slowest rank, on the host's clock, of calls that are queued ten at a
+    time. The least of several turns counts, because other processes may use the host. The cost of a
+    serial call is the mean over the collectives; that of a call with one launch is that of the
+    whole call. Least squares over ficco's calls gives the others. A launch costs at least as much
+    as torch.mm. ficco must be open for the GPUs.
     """
     a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
     points = list(product(_OPERATORS, _schedules()))
-    whole = [_call(ranks, op, Schedule.named(name)) for op, name in _WHOLE.items()]
-    calls = [lambda: torch.mm(a, b, out=c), *whole, *(_call(ranks, *point) for point in points)]
+    serial = [_call(ranks, op, Schedule.named("serial")) for op in _EXCHANGES]
+    direct = _call(ranks, "matmul_all_reduce", Schedule.named("one_shot_sm"))
+    calls = [lambda: torch.mm(a, b, out=c), direct, *serial]
+    calls += [_call(ranks, *point) for point in points]
     turns = [[_host_us(ranks, call) for call in calls] for _ in range(_TURNS)]
-    launch, serial_us, direct_us, *times = (
+    launch, direct_us, *times = (
         ranks.slowest(min(call_times)) for call_times in zip(*turns, strict=True)
     )
+    serial_us, times = statistics.mean(times[: len(serial)]), times[len(serial) :]
     costs = {"host_serial_us": serial_us, "host_direct_us": direct_us}
     tallies = [_tally(ranks, *point) for point in points]
     return costs | submission_costs(tallies, times, launch, direct_us)
@@ -76,21 +86,27 @@ def _tally(ranks: Ranks, op: str, schedule: Schedule) -> Tally:
 
 def _call(ranks: Ranks, op: str, schedule: Schedule) -> Callable[[], object]:
     function: Any = getattr(ficco, op)
-    rows = _ROWS if op == "all_gather_matmul" else _ROWS * ranks.world
+    world, words = ranks.world, dict[str, Any](schedule=schedule)
+    rows = _ROWS if registry.get(op).flow.gathers else _ROWS * world
+    if registry.get(op).flow.splits:
+        rows, words["splits"] = world * _PIECE, [[_PIECE] * world] * world
     x, w = _matrix(ranks, rows, _DEPTH), _matrix(ranks, _DEPTH, _COLUMNS)
-    return lambda: function(x, w, schedule=schedule)
+    return lambda: function(x, w, **words)
 
 
 def _host_us(ranks: Ranks, call: Callable[[], object]) -> float:
-    """Return this rank's median host time of a call, in us."""
+    """Return this rank's host time of a call, in us: the median over queues of calls.
+
+    All calls of a queue count, because the first calls behind a wait are slower than the others.
+    """
     times: list[float] = []
-    for number in range(_WARM + _CALLS):
-        if number % _QUEUED == 0:
-            ranks.meet()
+    for _ in range(_QUEUES):
+        ranks.meet()
+        for _ in range(_WARM):
+            call()
         begin = time.perf_counter()
-        call()
-        elapsed = time.perf_counter() - begin
-        if number >= _WARM:
-            times.append(1e6 * elapsed)
+        for _ in range(_QUEUED):
+            call()
+        times.append(1e6 * (time.perf_counter() - begin) / _QUEUED)
     ranks.meet()
     return statistics.median(times)
