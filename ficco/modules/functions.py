@@ -371,8 +371,7 @@ def _repeated(
 ) -> Tensor | None:
     """Repeat a cached call of one input, one weight and no options; return None if there is none.
 
-    Most calls of a model are such calls. The host's time for them is mostly Python's, and this is
-    the shortest path. The key is the one that `operators.run` makes of the same call.
+    Python takes most of the host's time of such calls. The key is that of `operators.run`.
 
     Args:
         name: of the operator.
@@ -380,7 +379,7 @@ def _repeated(
         w: the weight.
         more: the optional tensors of the operator, all absent.
         group: as the user gave it.
-        schedule: likewise.
+        schedule: as the user gave it.
         facts: the operator's further arguments, as `operators.run` orders them.
         grain: as the user gave it.
     """
