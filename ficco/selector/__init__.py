@@ -32,9 +32,9 @@ __all__ = ["METHODS", "Book", "Choice", "automatic", "choose", "decide", "profil
 
 METHODS = ("book", "simulator", "rule")
 # A simulation of more than _MANY_RANKS takes long, so schedules that the rule expects to take over
-# _HOPELESS times as long as the best are skipped. Rule and simulator differ by less than half of
-# that factor.
-_MANY_RANKS, _HOPELESS = 16, 4.0
+# _HOPELESS times as long as the best are skipped. The choice changes if the rule overestimates a
+# schedule by more than that factor, compared with the best; 1.7 is the most that was found.
+_MANY_RANKS, _HOPELESS = 16, 2.0
 
 Predicted = list[tuple[Schedule, float]]
 

@@ -82,5 +82,5 @@ def test_of_many_ranks_hopeless_schedules_are_not_simulated() -> None:
         assert (len(kept) < len(every)) == fewer
         assert any("were not simulated" in reason for reason in found.reasons) == fewer
         ms = {each: estimate_us(facts_of(problem), machine, each, "captured") for each in every}
-        assert all(ms[each] > 4 * min(ms.values()) for each in set(every) - kept)
+        assert all(ms[each] > 2 * min(ms.values()) for each in set(every) - kept)
         assert every[0] in kept
