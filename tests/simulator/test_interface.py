@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,3 +236,18 @@ class TestSpeed:
         timeline = simulate(made, on)
         assert time.process_time() - begin < 10
         assert len(timeline.spans) > 64 * 63 * grain
+
+
+def test_the_garbage_collector_runs_again_after_a_prediction() -> None:
+    problem = Problem.chunked("all_gather_matmul", 2, 66, 64, 64, "bfloat16")
+    machine, schedule = Machine.named("h200x2"), Schedule.named("shard_p2p")
+    uneven = replace(problem, rows=(40, 26))
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        try:
+            predict_ms(uneven, schedule.resolve(2, machine), machine)
+            with pytest.raises(ScheduleError):
+                predict_ms(uneven, Schedule.named("one_shot_sm"), machine)
+            assert gc.isenabled() == enabled
+        finally:
+            gc.enable()
