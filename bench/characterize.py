@@ -19,7 +19,7 @@ from typing import Any
 
 from record import surroundings
 
-from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
+from ficco.measuring.launching import NO_MULTICAST, run_ranks
 
 # m, n of a rank, k: from few waves of tiles to many, wide and narrow.
 SHAPES = (

@@ -23,7 +23,7 @@ from typing import Any
 from comparing.few_cases import CASES, Case, Kind
 from record import spread, surroundings
 
-from ficco.sweeping.gpu.launching import NO_MULTICAST, Rendezvous, run_ranks
+from ficco.measuring.launching import NO_MULTICAST, Rendezvous, run_ranks
 
 NAMES = {"matmul_all_reduce": "few_rows", "all_gather_matmul": "few_rows_gather"}
 ROUNDS = 20
@@ -35,7 +35,7 @@ def measure(case: Case, rendezvous: Rendezvous) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from ficco.sweeping.gpu.timing import beat
+    from ficco.measuring.clock import beat
 
     graphs, found, refused = {}, {}, {}
     for name, way in case.ways().items():
@@ -82,7 +82,7 @@ def rank_main(folder: Path, op: str, seconds: float) -> int:
     import torch.distributed as dist
 
     import ficco
-    from ficco.sweeping.gpu.joining import WAIT_S, open_group
+    from ficco.measuring.ranks import WAIT_S, open_group
 
     rank, world = open_group(folder)
     rendezvous = Rendezvous(folder, rank, world, WAIT_S)

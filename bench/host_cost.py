@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from comparing.cases import Case, host_cost_cases
 from record import spread, surroundings
 
-from ficco.sweeping.gpu.launching import NO_MULTICAST, Rendezvous, run_ranks
+from ficco.measuring.launching import NO_MULTICAST, Rendezvous, run_ranks
 
 if TYPE_CHECKING:  # these imports need torch
     import torch
 
+    from ficco.measuring.cases import Operands, Run
     from ficco.schedule import Schedule
-    from ficco.sweeping.gpu.operands import Operands, Run
 
 CALLS, WARM = 200, 2  # WARM: number of queues
 NATIVE = ("start", "submit", "launch", "finish", "call", "call_prepared", "fits")
@@ -74,7 +74,7 @@ def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], Non
     """Make CALLS calls; pass each call's time in us to `after`."""
     import torch
 
-    from ficco.sweeping.gpu.timing import beat
+    from ficco.measuring.clock import beat
 
     warm = WARM * clock.queued
     for i in range(warm + CALLS):
@@ -154,9 +154,9 @@ def measure(
     from comparing.by_pytorch import FUSED, fused
 
     from ficco.machine import Machine
+    from ficco.measuring.cases import TOLERANCE, Operands
     from ficco.modules import groups
     from ficco.schedule import Schedule
-    from ficco.sweeping.gpu.operands import TOLERANCE, Operands
 
     operands = Operands(case, rank)
     schedule = replace(Schedule.named(name), grain=1).resolve(case.world, Machine.named("cuda"))
@@ -249,7 +249,7 @@ def _alone(call: Run, clock: Clock) -> tuple[dict[str, float], dict[str, float]]
 def rank_main(folder: Path, queued: int, sharing: bool) -> int:
     """Measure on one rank; rank 0 writes its figures."""
     import ficco
-    from ficco.sweeping.gpu.joining import WAIT_S, open_group
+    from ficco.measuring.ranks import WAIT_S, open_group
 
     rank, world = open_group(folder, sharing=sharing)
     rendezvous = Rendezvous(folder, rank, world, WAIT_S)

@@ -22,7 +22,7 @@ from comparing.regrets import BAR, lines, summed_up
 from naming import machine_name
 from record import gpus, surroundings
 
-from ficco.sweeping.gpu.launching import NO_MULTICAST, run_ranks
+from ficco.measuring.launching import NO_MULTICAST, run_ranks
 
 
 def arguments() -> argparse.Namespace:

@@ -27,7 +27,9 @@ MODULES = """
     profiling/host/words sweeping/gpu/todo sweeping/gpu/measure cli/choosing cli/meeting_folder
     cli/working grouping engines/rows engines/gating engines/work engines/one_kernel
     kernels/tiling kernels/plan_reader kernels/gated_parts kernels/one_kernel_all_reduce_table
-    kernels/one_kernel_gather_table
+    kernels/one_kernel_gather_table modules/plain modules/ranks runtime/collectives
+    sweeping/gpu/timing sweeping/gpu/joining sweeping/gpu/measuring sweeping/gpu/operands
+    sweeping/gpu/pieces sweeping/gpu/layout sweeping/gpu/launching
 """.split()  # noqa: SIM905 - as a list it is a page
 IDENTIFIERS = set(
     """

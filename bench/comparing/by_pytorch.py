@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric  # the import registers the operators
 
 from ficco.compute.torch_dtypes import TORCH_DTYPE
-from ficco.sweeping.gpu.layout import Layout
-from ficco.sweeping.gpu.operands import Operands
+from ficco.measuring.cases import Operands
+from ficco.measuring.layout import Layout
 
 __all__ = ["FUSED", "SHOTS", "Shared", "fused", "ways"]
 

@@ -157,7 +157,7 @@ class Gather(Case):
         import torch
 
         import ficco
-        from ficco.runtime import collectives
+        from ficco.runtime import distributed
 
         operators: Any = torch.ops.symm_mem
         name = self.group.group_name
@@ -166,7 +166,7 @@ class Gather(Case):
             return torch.mm(self.all_x, self.weight(i), out=self.y)
 
         def nccl(i: int) -> Any:
-            collectives.all_gather(self.all_x, self.x)
+            distributed.all_gather(self.all_x, self.x)
             return alone(i)
 
         def low_contention(i: int) -> Any:
@@ -189,10 +189,10 @@ class Gather(Case):
         """See `Case.whole`."""
         import torch
 
-        from ficco.runtime import collectives
+        from ficco.runtime import distributed
 
         every = torch.empty_like(self.all_x)
-        collectives.all_gather(every, self.x)
+        distributed.all_gather(every, self.x)
         return every.float() @ self.weight(i).float()
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from comparing import summary
 from comparing.by_pytorch import FUSED, fused
 from comparing.cases import Case, points
-from ficco.sweeping.gpu.launching import Rendezvous
-from ficco.sweeping.gpu.measuring import Measuring
-from ficco.sweeping.gpu.operands import RecvBuffer
-from ficco.sweeping.gpu.timing import Config
+from ficco.measuring.cases import RecvBuffer
+from ficco.measuring.clock import Config
+from ficco.measuring.launching import Rendezvous
+from ficco.measuring.rounds import Measuring
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from comparing.by_pytorch import Shared, ways
 from comparing.random_shapes import OPERATORS, drawn
 from comparing.regrets import judged
 from ficco.engines.group_kernels import OFTEN
+from ficco.measuring.cases import RecvBuffer
+from ficco.measuring.clock import Config, beat
+from ficco.measuring.launching import Rendezvous
+from ficco.measuring.layout import Layout
+from ficco.measuring.ranks import WAIT_S, RankLog, grow_windows, leave, open_group
+from ficco.measuring.rounds import Measuring
 from ficco.modules import auto, groups
 from ficco.schedule import Schedule
 from ficco.selector import Choice
-from ficco.sweeping.gpu.joining import WAIT_S, RankLog, grow_windows, leave, open_group
-from ficco.sweeping.gpu.launching import Rendezvous
-from ficco.sweeping.gpu.layout import Layout
-from ficco.sweeping.gpu.measuring import Measuring
-from ficco.sweeping.gpu.operands import RecvBuffer
-from ficco.sweeping.gpu.timing import Config, beat
 from ficco.timeline import REGIMES
 
 LONGEST_S = 5.0  # most time of a shape; with less time left, no shape is started

@@ -16,9 +16,9 @@ import torch.distributed._symmetric_memory as symmetric
 
 from comparing import summary
 from comparing.cases import Case
-from ficco.sweeping.gpu.launching import Rendezvous
-from ficco.sweeping.gpu.operands import TOLERANCE, Operands
-from ficco.sweeping.gpu.timing import Config, Timer, beat, calls_for
+from ficco.measuring.cases import TOLERANCE, Operands
+from ficco.measuring.clock import Config, Timer, beat, calls_for
+from ficco.measuring.launching import Rendezvous
 
 ROUNDS = 20
 

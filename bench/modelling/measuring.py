@@ -15,8 +15,8 @@ import torch
 from record import spread
 
 import ficco
-from ficco.sweeping.gpu.launching import Rendezvous
-from ficco.sweeping.gpu.timing import beat, calls_for
+from ficco.measuring.clock import beat, calls_for
+from ficco.measuring.launching import Rendezvous
 from modelling import cells
 from modelling.cells import Cell
 from modelling.llama import SIZES, Blocks, local, made, share_weights

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import ficco
-from ficco.sweeping.gpu.launching import Rendezvous
-from ficco.sweeping.gpu.timing import beat
+from ficco.measuring.clock import beat
+from ficco.measuring.launching import Rendezvous
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
 

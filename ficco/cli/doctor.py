@@ -311,7 +311,7 @@ def _torch_on_gpus() -> list[Finding]:
         return []  # _torch has reported it
     serves = "operators on CUDA tensors, `ficco run --engine cuda`"
     try:
-        from ficco.modules.ranks import torch_offers
+        from ficco.measuring.executors import torch_offers
     except (EngineError, ImportError, OSError) as error:
         return [Finding("torch on GPUs", False, f"cannot be loaded: {error}", serves)]
     offers = torch_offers()

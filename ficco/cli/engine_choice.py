@@ -56,7 +56,7 @@ def gpus(ranks: int) -> Gpus:
         )
     if find_spec("torch") is None:
         return Gpus(count, "PyTorch is not installed; pip install 'ficco[torch]'")
-    from ficco.modules.ranks import torch_offers
+    from ficco.measuring.executors import torch_offers
 
     return Gpus(count, torch_offers().lacking)
 

@@ -161,7 +161,7 @@ def _close(trace: IO[str] | None) -> None:
 def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iterator[Executor]:
     """Yield the problem's executor: this process's rank of a group, or a node with all ranks."""
     if request.machine.engine == "cuda":
-        from ficco.modules.ranks import GpuExecutor
+        from ficco.measuring.executors import GpuExecutor
 
         with GpuExecutor(request.problem.world, request.machine, args.timeout) as gpu:
             if gpu.reason is not None and gpu.leads:
@@ -171,7 +171,7 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
             yield gpu
         return
     if is_rank:
-        from ficco.modules.ranks import RankExecutor
+        from ficco.measuring.executors import RankExecutor
 
         executor = RankExecutor(request.problem.world, request.machine, args.compute, args.timeout)
         try:

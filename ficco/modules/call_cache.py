@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ficco.modules import groups, plain
+from ficco.modules import groups
 from ficco.modules.auto import AUTO
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import current_device, current_stream, is_view, unsafe_view
 from ficco.problem import Problem
+from ficco.runtime import distributed
 from ficco.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class CachedCall:
         self.ready, self.changes = ready, changes
         self._plain = schedule.transport == "collective"
         self._short = (
-            plain.short(problem, runtime.process_group, runtime.rank) if self._plain else None
+            distributed.short(problem, runtime.process_group, runtime.rank) if self._plain else None
         )
         self._flat = all(len(shape) == 2 for shape in shapes)  # then the tensors are the matrices
         self._device: int = runtime.device.index
@@ -156,7 +157,7 @@ class CachedCall:
         arrays = self._matrices(tensors)
         if short is not None:
             return shaped(short(list(arrays.values())), self._shapes)
-        ys = plain.run(self._problem, arrays, runtime.process_group, runtime.rank)
+        ys = distributed.run(self._problem, arrays, runtime.process_group, runtime.rank)
         return shaped(ys, self._shapes)
 
     def _arrays(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:

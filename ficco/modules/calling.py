@@ -19,7 +19,7 @@ from ficco.compute.torch_dtypes import NAME_OF, PROBLEM_NAME_OF
 from ficco.dtypes import ALL, DTYPES
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
-from ficco.modules import groups, plain
+from ficco.modules import groups
 from ficco.modules.auto import AUTO, automatic, regime, schedule_for_capture, waits_for_kernels
 from ficco.modules.call_cache import (
     CachedCall,
@@ -35,6 +35,7 @@ from ficco.operators.arrays import row_contiguous
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import Problem
+from ficco.runtime import distributed
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
@@ -208,7 +209,9 @@ class Call:
         return ys
 
     def _run_plain(self, problem: Problem, tensors: dict[str, Tensor]) -> list[Tensor]:
-        return shaped(plain.run(problem, tensors, self.group, self.rank), self._shapes(problem))
+        return shaped(
+            distributed.run(problem, tensors, self.group, self.rank), self._shapes(problem)
+        )
 
     def _run_on_gpu(
         self, problem: Problem, tensors: dict[str, Tensor], named: Schedule | None

@@ -16,13 +16,13 @@ import torch
 from ficco import registry
 from ficco.checking import whole_number
 from ficco.errors import InputError
-from ficco.modules import plain
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import find, key_of
 from ficco.modules.calling import Call, check_dense, check_held
 from ficco.operators.exchanges import splits_table
 from ficco.problem import MOST
 from ficco.registry import Function, Local
+from ficco.runtime import distributed
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
 
@@ -178,7 +178,9 @@ def _check_local(x: Tensor, tensor: Any, name: str) -> None:
 def exchange_rows(x: Tensor, splits: Sequence[int], group: Any) -> Tensor:
     """Send every rank its block of rows by a collective; return the rows that this rank gets."""
     call = Call(group, x, "x")
-    return plain.exchange(call.matrix, splits_table(call, tuple(splits)), call.group, call.rank)
+    return distributed.exchange(
+        call.matrix, splits_table(call, tuple(splits)), call.group, call.rank
+    )
 
 
 def token(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch_on_double as on_double
 from ficco.cli import launch as launching
 from ficco.cli.main import main
 from ficco.engines import cuda
-from ficco.modules import ranks
+from ficco.measuring import executors
 
 
 def _start(command: list[str], **words: Any) -> subprocess.Popen[bytes]:
@@ -68,8 +68,8 @@ def be_rank(rank: int, world: int, folder: Path) -> on_double.Rank:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    offers = ranks.TorchOffers("13.0", cuda.device_count(), True, True, True)
-    ranks.torch_offers = lambda: offers
+    offers = executors.TorchOffers("13.0", cuda.device_count(), True, True, True)
+    executors.torch_offers = lambda: offers
     launching.subprocess = SimpleNamespace(  # type: ignore[assignment]
         Popen=_start, DEVNULL=subprocess.DEVNULL
     )

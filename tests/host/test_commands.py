@@ -290,7 +290,7 @@ class TestTensors:
 
     @pytest.mark.parametrize("op", OPERATORS)
     def test_the_oracle_takes_tensors(self, torch: Any, op: str) -> None:
-        from ficco.modules.ranks import TorchDraw
+        from ficco.measuring.executors import TorchDraw
 
         problem = Problem.chunked(op, 3, 67, 29, 31, "float32", rows=(50, 0, 17))
         given = oracle.inputs(problem, 1, TorchDraw("float32", 1, torch.device("cpu")))
@@ -311,7 +311,7 @@ class TestTensors:
 
     def test_sums_that_a_collective_rounds_may_be_off_by_more(self, torch: Any) -> None:
         problem = Problem.chunked("matmul_reduce_scatter", 8, 512, 64, 256, "bfloat16")
-        from ficco.modules.ranks import TorchDraw
+        from ficco.measuring.executors import TorchDraw
 
         given = oracle.inputs(problem, 1, TorchDraw("bfloat16", 1, torch.device("cpu")))
         total = torch.zeros(512, 64, dtype=torch.bfloat16)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ficco.private import torch_collectives as direct
-from ficco.runtime import collectives
+from ficco.runtime import distributed
 
 Tensor = torch.Tensor
 
@@ -30,13 +30,13 @@ def compare(rank: int, world: int) -> bool:
 
     piece = torch.randn(3, 5, generator=torch.Generator().manual_seed(rank))
     whole, other = torch.empty(3 * world, 5), torch.empty(3 * world, 5)
-    bound("all_gather", collectives.all_gather)(whole, piece)
-    collectives.all_gather(other, piece)
+    bound("all_gather", distributed.all_gather)(whole, piece)
+    distributed.all_gather(other, piece)
     assert torch.equal(whole, other)
 
     own, expected = torch.empty(3, 5), torch.empty(3, 5)
-    bound("reduce_scatter", collectives.reduce_scatter)(own, whole * (rank + 1))
-    collectives.reduce_scatter(expected, whole * (rank + 1))
+    bound("reduce_scatter", distributed.reduce_scatter)(own, whole * (rank + 1))
+    distributed.reduce_scatter(expected, whole * (rank + 1))
     assert torch.equal(own, expected)
 
     total, sums = piece.clone(), piece.clone()

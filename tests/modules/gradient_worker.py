@@ -431,9 +431,9 @@ def captured(rank: int, world: int) -> None:
 
 def join(store: str, rank: int, world: int) -> None:
     if DEVICE.type == "cuda":
-        from ficco.sweeping.gpu import joining
+        from ficco.measuring import ranks
 
-        joining.join(store, rank, world, sharing=world > torch.cuda.device_count())
+        ranks.join(store, rank, world, sharing=world > torch.cuda.device_count())
         return
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,

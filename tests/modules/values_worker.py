@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.modules import bags, plain
+from ficco.modules import bags
 from ficco.modules import groups as open_groups
 from ficco.problem import Output, Problem, chunk_sizes, offsets
+from ficco.runtime import distributed
 from ficco.runtime.members import members_of
 from ficco.runtime.rendezvous import Rendezvous
 from ficco.schedule import Schedule
@@ -274,7 +275,7 @@ def reduced(rank: int, world: int) -> None:
     for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         output = Output((4,) * world, bias=True)
         problem = Problem(op, world, tuple(rows), 5 * world, (output,), "float32", depths=depths)
-        found = plain._reduced(problem, given, dist.group.WORLD, rank)
+        found = distributed._reduced(problem, given, dist.group.WORLD, rank)
         mine = whole[first[rank] : first[rank + 1]] if op == "matmul_reduce_scatter" else whole
         close(found, mine + given["bias0"], f"{op} of uneven rows")
 

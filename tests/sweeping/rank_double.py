@@ -21,9 +21,10 @@ import torch.distributed as dist
 from rendezvous import give_way
 
 import ficco
+from ficco.measuring import cases, clock, ranks, rounds
 from ficco.modules import groups
 from ficco.schedule import Schedule
-from ficco.sweeping.gpu import joining, measuring, operands, rank, timing
+from ficco.sweeping.gpu import rank
 
 
 class Graph:
@@ -128,12 +129,12 @@ def main(folder: Path) -> None:
     cuda.Event = Event
     cuda.current_stream = lambda: None
     cuda.graph = lambda graph, pool, stream: nullcontext()
-    timing.Timer.capture = Graph.capturing(timing.Timer.capture)
-    timing._unowned = lambda result: result.clone()  # whose memory a GPU's graph would keep
-    operands.plain = plain
-    operands._CHECKED_AT_ONCE = 100  # some columns at a time
-    operands.Operands.__init__.__defaults__ = (plain,)
-    operands.Operands.ficco = operator(operands.Operands.ficco)
+    clock.Timer.capture = Graph.capturing(clock.Timer.capture)
+    clock._unowned = lambda result: result.clone()  # whose memory a GPU's graph would keep
+    cases.plain = plain
+    cases._CHECKED_AT_ONCE = 100  # some columns at a time
+    cases.Operands.__init__.__defaults__ = (plain,)
+    cases.Operands.ficco = operator(cases.Operands.ficco)
     torch.empty, torch.tensor = on_host(torch.empty), on_host(torch.tensor)
     rank.pieces_of = spoilt_at("pieces", rank.pieces_of)
     rank._CaseRun._trace = spoilt_at("trace", rank._CaseRun._trace)
@@ -141,11 +142,11 @@ def main(folder: Path) -> None:
     rank.open_group = open_group
     rank.grow_windows = lambda layouts, number: None
     give_way()
-    joining.WAIT_S = rank.WAIT_S = 20.0
+    ranks.WAIT_S = rank.WAIT_S = 20.0
     prepare = ficco.prepare
     ficco.prepare = lambda machine, timeout_s: prepare(machine="host", timeout_s=timeout_s)
     groups.gpu_runtime = lambda group, device: groups.runtime(group)
-    assert measuring.REGIMES
+    assert rounds.REGIMES
     rank.main(folder)
 
 

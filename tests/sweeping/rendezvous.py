@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from ficco.sweeping.gpu import launching
+from ficco.measuring import launching
 
 
 def give_way() -> None:

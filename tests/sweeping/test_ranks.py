@@ -15,7 +15,8 @@ from forking import forked_rank
 
 from ficco.errors import EngineError
 from ficco.machine import Machine
-from ficco.sweeping.gpu import launching, session
+from ficco.measuring import launching
+from ficco.sweeping.gpu import session
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.running import Outcome, SweepRequest, run
 

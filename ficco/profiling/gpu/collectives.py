@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ficco.machine import COLLECTIVES
 from ficco.profiling.figures import Points
 from ficco.profiling.gpu.ranks import Ranks
-from ficco.runtime import collectives
+from ficco.runtime import distributed
 
 __all__ = ["measure", "piece_bytes"]
 
@@ -57,11 +57,11 @@ def _moves(source: Any, target: Any, world: int) -> dict[str, Move]:
 
     def all_gather(at: int, piece: int) -> object:
         whole = target[at : at + world * piece]
-        return collectives.all_gather(whole, source[at : at + piece])
+        return distributed.all_gather(whole, source[at : at + piece])
 
     def reduce_scatter(at: int, piece: int) -> object:
         whole = source[at : at + world * piece]
-        return collectives.reduce_scatter(target[at : at + piece], whole)
+        return distributed.reduce_scatter(target[at : at + piece], whole)
 
     def all_reduce(at: int, piece: int) -> object:
         return dist.all_reduce(source[at : at + world * piece])

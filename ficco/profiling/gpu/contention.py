@@ -13,7 +13,7 @@ from ficco.profiling.gpu.operands import Pool
 from ficco.profiling.gpu.ranks import Ranks, captured
 from ficco.profiling.gpu.recv_buffer import MIB, RecvBuffer
 from ficco.profiling.grids import Shape
-from ficco.runtime import collectives
+from ficco.runtime import distributed
 
 __all__ = ["measure", "worst"]
 
@@ -58,7 +58,7 @@ def measure(ranks: Ranks, recv: RecvBuffer, shape: Shape = _SHAPE) -> list[dict[
         losses.append({"chunk_bytes": float(size), **_losses(ranks, gemm, copies)})
     piece = torch.zeros(_PIECE_BYTES // 2, dtype=torch.bfloat16, device=ranks.device)
     whole = piece.new_zeros(ranks.world * piece.numel())
-    gathering = _work(ranks, lambda _: collectives.all_gather(whole, piece))
+    gathering = _work(ranks, lambda _: distributed.all_gather(whole, piece))
     losses.append({"chunk_bytes": 0.0, **_losses(ranks, gemm, gathering)})
     return losses
 

@@ -21,15 +21,15 @@ import torch
 import torch.distributed as dist
 
 import ficco
+from ficco.measuring.cases import RecvBuffer
+from ficco.measuring.clock import Config, beat
+from ficco.measuring.launching import Rendezvous
+from ficco.measuring.parts import pieces_of
+from ficco.measuring.ranks import WAIT_S, RankLog, grow_windows, leave, open_group
+from ficco.measuring.rounds import PARTS, Measuring
 from ficco.modules import groups
 from ficco.schedule import Schedule
 from ficco.sweeping.figures import medians
-from ficco.sweeping.gpu.joining import WAIT_S, RankLog, grow_windows, leave, open_group
-from ficco.sweeping.gpu.launching import Rendezvous
-from ficco.sweeping.gpu.measuring import PARTS, Measuring
-from ficco.sweeping.gpu.operands import RecvBuffer
-from ficco.sweeping.gpu.pieces import pieces_of
-from ficco.sweeping.gpu.timing import Config, beat
 from ficco.sweeping.gpu.worklist import TODO, Todo, layout_of
 from ficco.sweeping.points import Case, Point
 from ficco.sweeping.results import extremes, points_to_time, screens

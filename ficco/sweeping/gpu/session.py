@@ -15,7 +15,7 @@ from typing import Any
 
 from ficco import temporary
 from ficco.errors import EngineError
-from ficco.sweeping.gpu.launching import run_ranks
+from ficco.measuring.launching import run_ranks
 from ficco.sweeping.gpu.worklist import TODO, Todo, layout_of
 from ficco.sweeping.points import Case
 from ficco.sweeping.simulated import predict

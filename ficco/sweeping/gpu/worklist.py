@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ficco import registry
-from ficco.sweeping.gpu.layout import Layout
+from ficco.measuring.layout import Layout
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.points import Case, Shape
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ficco.sweeping.gpu.launching import Rendezvous
-from ficco.sweeping.gpu.layout import Layout
-from ficco.sweeping.gpu.operands import TOLERANCE, Operands, RecvBuffer, Run
-from ficco.sweeping.gpu.timing import Config, Timer, beat, calls_for
+from ficco.measuring.cases import TOLERANCE, Operands, RecvBuffer, Run
+from ficco.measuring.clock import Config, Timer, beat, calls_for
+from ficco.measuring.launching import Rendezvous
+from ficco.measuring.layout import Layout
 from ficco.timeline import REGIMES
 
 __all__ = ["PARTS", "Key", "Measuring"]

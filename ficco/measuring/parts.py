@@ -8,11 +8,11 @@ from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engines.library_calls import call_of
 from ficco.lowering import lower_rank
+from ficco.measuring.cases import Operands, Run, Tensor, plain
 from ficco.passes import compile_plan
 from ficco.plan import Region
 from ficco.program import Gemm
 from ficco.schedule import Schedule
-from ficco.sweeping.gpu.operands import Operands, Run, Tensor, plain
 from ficco.target import cuda_target
 
 __all__ = ["pieces_of"]

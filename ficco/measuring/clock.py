@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
-from ficco.sweeping.gpu.launching import Rendezvous
+from ficco.measuring.launching import Rendezvous
 
 __all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for"]
 

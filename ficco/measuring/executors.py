@@ -25,10 +25,9 @@ from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engines import available_memory
 from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
-from ficco.modules import plain
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem, offsets
-from ficco.runtime import collectives
+from ficco.runtime import distributed
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -258,7 +257,7 @@ class GpuExecutor(_Rank):
         dtype = TORCH_DTYPE[problem.dtype]
         if schedule.transport == "collective":
             like = torch.empty((0, problem.n), dtype=dtype, device=self._device)
-            ys = plain.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
+            ys = distributed.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
         else:
             ys = [
                 torch.empty(shape, dtype=dtype, device=self._device)
@@ -344,7 +343,7 @@ def _parts(problem: Problem, inputs: Sequence[Named], rank: int) -> tuple[Work, 
         shard, target = x.new_zeros((longest, problem.k)), x.new_empty((world * longest, problem.k))
         return (
             _multiplying(problem, whole, own),
-            lambda: collectives.all_gather(target, shard),
+            lambda: distributed.all_gather(target, shard),
         )
     if problem.flow.shares:
         product = x.new_zeros((problem.m, problem.n))
@@ -354,7 +353,7 @@ def _parts(problem: Problem, inputs: Sequence[Named], rank: int) -> tuple[Work, 
         piece = x.new_empty((longest, problem.n))
         return (
             _multiplying(problem, x, own),
-            lambda: collectives.reduce_scatter(piece, product),
+            lambda: distributed.reduce_scatter(piece, product),
         )
     sizes_in = [row[rank] for row in problem.splits]
     if problem.flow.gathers:

@@ -15,9 +15,21 @@ import torch.nn.functional as F  # noqa: N812 - as PyTorch names it
 
 from ficco.private import torch_collectives
 from ficco.problem import Problem, offsets
-from ficco.runtime import collectives
 
-__all__ = ["exchange", "gathered", "products", "run", "short"]
+__all__ = ["all_gather", "exchange", "gathered", "products", "reduce_scatter", "run", "short"]
+
+
+def _named(*names: str) -> Any:
+    """Return the first of these functions that torch.distributed has.
+
+    PyTorch 2.13 renames collectives of one tensor and warns about the old names, which are the only
+    ones in earlier releases.
+    """
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
+all_gather = _named("all_gather_single", "all_gather_into_tensor")  # (whole, piece, group=None)
+reduce_scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")  # (piece, whole, ...)
 
 Named = dict[str, torch.Tensor]
 Matrices = Sequence[torch.Tensor]
@@ -66,13 +78,13 @@ def short(
         return None
     flow = problem.flow
     if flow.collective == "all_gather" and even:
-        all_gather = torch_collectives.all_gather(group, collectives.all_gather)
+        gather_rows = torch_collectives.all_gather(group, all_gather)
         whole_shape = sum(rows), problem.k
 
         def gather(matrices: Matrices) -> list[torch.Tensor]:
             x, *weights = matrices
             whole = x.new_empty(whole_shape)
-            all_gather(whole, x.contiguous())
+            gather_rows(whole, x.contiguous())
             return [mm(whole, w) for w in weights]
 
         return gather
@@ -86,13 +98,13 @@ def short(
 
         return reduce
     if flow.sums and even:
-        reduce_scatter = torch_collectives.reduce_scatter(group, collectives.reduce_scatter)
+        scatter_sums = torch_collectives.reduce_scatter(group, reduce_scatter)
         own_shape = rows[0], problem.n
 
         def scatter(matrices: Matrices) -> list[torch.Tensor]:
             whole = mm(*matrices)
             own = whole.new_empty(own_shape)
-            reduce_scatter(own, whole)
+            scatter_sums(own, whole)
             return [own]
 
         return scatter
@@ -139,7 +151,7 @@ def gathered(own: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tensor
     if not own.is_cuda or len(set(rows)) > 1:
         return torch.cat(_gather(own, rows, group))
     whole = own.new_empty((sum(rows), own.shape[1]))
-    collectives.all_gather(whole, own.contiguous(), group=group)
+    all_gather(whole, own.contiguous(), group=group)
     return whole
 
 
@@ -156,7 +168,7 @@ def _reduced(problem: Problem, tensors: Named, group: Any, rank: int) -> torch.T
             pieces = torch.split(whole, list(rows))
             whole = torch.cat([F.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
         own = whole.new_empty((most, whole.shape[1]))
-        collectives.reduce_scatter(own, whole, group=group)
+        reduce_scatter(own, whole, group=group)
         own = own[: rows[rank]]
     return own + tensors["bias0"] if "bias0" in tensors else own
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ficco.sweeping.gpu.layout import Layout
-from ficco.sweeping.gpu.operands import Operands
-from ficco.sweeping.gpu.timing import beat
+from ficco.measuring.cases import Operands
+from ficco.measuring.clock import beat
+from ficco.measuring.layout import Layout
 
 __all__ = ["WAIT_S", "RankLog", "grow_windows", "join", "leave", "open_group"]
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from ficco import oracle
 from ficco.compute.torch_dtypes import TORCH_DTYPE
+from ficco.measuring.layout import Layout
 from ficco.private.torch_core import symmetric_memory
-from ficco.runtime import collectives
+from ficco.runtime import distributed
 from ficco.schedule import Schedule
-from ficco.sweeping.gpu.layout import Layout
 
 __all__ = ["TOLERANCE", "Operands", "RecvBuffer", "plain"]
 
@@ -159,9 +159,9 @@ class Operands:
         """Run the operator's collective on a rank's part; return the target."""
         collective = self.layout.flow.collective
         if collective == "all_gather":
-            collectives.all_gather(target, source)
+            distributed.all_gather(target, source)
         elif collective == "reduce_scatter":
-            collectives.reduce_scatter(target, source)
+            distributed.reduce_scatter(target, source)
         elif collective == "all_reduce":
             dist.all_reduce(target)
         else:
@@ -258,5 +258,5 @@ class Operands:
             dist.all_reduce(total)
             return total.to(self.dtype)
         own = torch.empty(layout.y, dtype=torch.float32, device="cuda")
-        collectives.reduce_scatter(own, total)
+        distributed.reduce_scatter(own, total)
         return own.to(self.dtype)
