@@ -208,9 +208,11 @@ def find(key: Any) -> CachedCall | None:
         return None
     try:
         call = _cache.get(key)
-        if call is not None and len(_cache) >= MAX_CALLS // 2:  # below, order does not matter yet
+        if call is not None and len(_cache) >= MAX_CALLS // 2:  # with fewer, order does not matter
             _cache.move_to_end(key)
-    except (KeyError, TypeError):  # another thread has just dropped it; an argument has no hash
+    except KeyError:  # another thread has just dropped it: this call is made anew
+        return None
+    except TypeError:  # some argument has no hash
         return None
     if call is not None and call.changes != groups.changes():
         _cache.clear()

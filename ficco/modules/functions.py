@@ -285,7 +285,7 @@ def _splits(splits: Any) -> list[Any]:
         InputError: they are not a square of whole numbers.
     """
     try:
-        if type(splits) is list and not torch.compiler.is_dynamo_compiling():  # the usual case
+        if type(splits) is list and not torch.compiler.is_dynamo_compiling():
             table = [size for row in splits for size in row]
             square = [len(row) for row in splits] == [len(splits)] * len(splits)
             if square and {*map(type, table)} == {int}:
@@ -383,7 +383,9 @@ def _repeated(
         facts: the operator's further arguments, as `operators.run` orders them.
         grain: as the user gave it.
     """
-    if not isinstance(w, Tensor) or survey((x, w)) != DIRECT:
+    if not isinstance(x, Tensor) or not x.is_cuda or not isinstance(w, Tensor):
+        return None  # only calls on GPUs are cached
+    if not (grain is None or type(grain) is int) or survey((x, w)) != DIRECT:
         return None
     call = find(key_of(name, group, x, (w, *more), schedule, *facts, grain))
     return None if call is None else call.run((x, w))[0]

@@ -267,9 +267,8 @@ class CudaProcessRuntime(ProcessRuntime):
         return (json.dumps(problem.agreed()), schedule) in self._without_room
 
     def _check_alive(self) -> None:
-        for place in self._places:
-            if place.device.native.missed:  # a kernel gave up; the watchdog may not have seen it
-                place.device.settle()
+        for place in self._places:  # finds kernels that gave up before the watchdog does
+            place.device.settle()
         super()._check_alive()
 
     def _failure(self) -> EngineError | None:
@@ -291,13 +290,14 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def check_alive(self) -> None:
         """Raise EngineError if a call on the group is already known to have failed."""
-        fine = bool(self._groups) and not self._of_parent
         for place in self._places:
-            fine = fine and not place.device.native.missed
+            if place.device.native.missed:
+                return self._check_alive()
         for group in self._groups:
-            fine = fine and group.failure() is None
-        if not fine:  # the usual call ends here, after as few steps as possible
-            self._check_alive()
+            if group.failure() is not None:
+                return self._check_alive()
+        if not self._groups:
+            self._check_alive()  # raises the reason why the runtime is closed
 
     def check(self) -> None:
         """Wait for the current stream, then raise EngineError if a call on the group failed."""

@@ -61,18 +61,23 @@ def main(store: str, rank: int, world: int) -> None:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     assert compare(rank, world), "a name of PyTorch is absent"
-    present = dict(direct._METHODS)
+    methods, options = dict(direct._METHODS), dict(direct._OPTIONS)
 
     class Unset:
         """Options without `asyncOp`."""
 
         __slots__ = ()
 
-    for name, (method, options) in present.items():
-        for lacking in ((None, options), (method, None), (method, Unset)):
-            direct._METHODS[name] = lacking
+    for name, names in methods.items():
+        for lacking in (None, Unset):
+            direct._OPTIONS[name] = lacking
             assert not compare(rank, world), name
-            direct._METHODS[name] = present[name]
+            direct._OPTIONS[name] = options[name]
+        direct._METHODS[name] = ("no_such_method",)
+        assert not compare(rank, world), name
+        direct._METHODS[name] = names[-1:]  # the names of earlier releases
+        assert compare(rank, world), name
+        direct._METHODS[name] = names
     dist.destroy_process_group()
 
 

@@ -24,15 +24,13 @@ from ficco.schedule import Schedule
 __all__ = ["measure"]
 
 _QUEUES, _QUEUED, _WARM, _TURNS = 6, 10, 2, 3
+_ROWS, _COLUMNS, _DEPTH = 64, 128, 256  # sizes of a rank's part: little work for the device
 _PIECE = 16  # rows to each rank of an exchange
-_ROWS, _COLUMNS, _DEPTH, _PIECE = (
-    64,
-    128,
-    256,
-    16,
-)  # sizes of a rank's part: little work for the device
 _OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
-_EXCHANGES = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
+_SERIAL = (
+    "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_to_all_matmul",
+    "matmul_all_to_all",
+)  # fmt: skip
 # Calls with as many launches as copies, fewer, and hardly any, so that least squares can separate
 # the costs.
 _POINTS = {"shard_p2p": (1,), "hetero_unfused_1d": (1, 4, 8), "hetero_fused_1d": (4, 8),
@@ -44,13 +42,13 @@ def measure(ranks: Ranks) -> dict[str, float]:
 
     Times are those of the slowest rank, on the host's clock, of calls that are queued ten at a
     time. The least of several turns counts, because other processes may use the host. The cost of a
-    serial call is the mean over the collectives; that of a call with one launch is that of the
+    serial call is the mean over operators; that of a call with one launch is that of the
     whole call. Least squares over ficco's calls gives the others. A launch costs at least as much
     as torch.mm. ficco must be open for the GPUs.
     """
     a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
     points = list(product(_OPERATORS, _schedules()))
-    serial = [_call(ranks, op, Schedule.named("serial")) for op in _EXCHANGES]
+    serial = [_call(ranks, op, Schedule.named("serial")) for op in _SERIAL]
     direct = _call(ranks, "matmul_all_reduce", Schedule.named("one_shot_sm"))
     calls = [lambda: torch.mm(a, b, out=c), direct, *serial]
     calls += [_call(ranks, *point) for point in points]
@@ -95,9 +93,10 @@ def _call(ranks: Ranks, op: str, schedule: Schedule) -> Callable[[], object]:
 
 
 def _host_us(ranks: Ranks, call: Callable[[], object]) -> float:
-    """Return this rank's host time of a call, in us: the median over queues of calls.
+    """Return this rank's host time of a call, in us: the median over queues of their mean call.
 
-    All calls of a queue count, because the first calls behind a wait are slower than the others.
+    Two calls after each wait are not timed, as in the eager regime of sweeps. The mean counts, as
+    it does there: some calls of a queue take much longer than others.
     """
     times: list[float] = []
     for _ in range(_QUEUES):
