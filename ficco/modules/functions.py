@@ -287,8 +287,7 @@ def _splits(splits: Any) -> list[Any]:
     try:
         if type(splits) is list and not torch.compiler.is_dynamo_compiling():
             table = [size for row in splits for size in row]
-            square = [len(row) for row in splits] == [len(splits)] * len(splits)
-            if square and {*map(type, table)} == {int}:
+            if {len(row) for row in splits} == {len(splits)} and {*map(type, table)} == {int}:
                 return table
         rows = [_sizes(f"splits[{s}]", row) for s, row in enumerate(splits)]
         if {len(row) for row in rows} - {len(rows)}:
@@ -369,9 +368,7 @@ def _repeated(
     facts: tuple[Any, ...],
     grain: int | None,
 ) -> Tensor | None:
-    """Repeat a cached call of one input, one weight and no options; return None if there is none.
-
-    Python takes most of the host's time of such calls. The key is that of `operators.run`.
+    """Repeat a call that `operators.run` has cached, of one input and one weight, or return None.
 
     Args:
         name: of the operator.
@@ -385,7 +382,7 @@ def _repeated(
     """
     if not isinstance(x, Tensor) or not x.is_cuda or not isinstance(w, Tensor):
         return None  # only calls on GPUs are cached
-    if not (grain is None or type(grain) is int) or survey((x, w)) != DIRECT:
+    if type(grain) not in (int, type(None)) or survey((x, w)) != DIRECT:
         return None
     call = find(key_of(name, group, x, (w, *more), schedule, *facts, grain))
     return None if call is None else call.run((x, w))[0]

@@ -120,15 +120,14 @@ def overlap(
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
     named = dict(module.named_modules())
-    if again := next((n for n, m in named.items() if _is_overlapped(m)), None):
-        raise InputError(f"{again} is already overlapped; call ficco.restore() on the model first")
-    if _is_overlapped(module):
-        raise InputError("the module is already overlapped; call ficco.restore(module) first")
+    for name, part in named.items():
+        if _is_overlapped(part):
+            what = f"{name} is" if name else "the module is"
+            raise InputError(f"{what} already overlapped; call ficco.restore() on the model first")
     ranks = ranks_of(group)
     chosen = _schedule_lookup(schedule, list(named))
-    layers, left = _search(
-        named, plan_of(module, plan, None if group is None else ranks.group), ranks
-    )
+    named_group = None if group is None else ranks.group
+    layers, left = _search(named, plan_of(module, plan, named_group), ranks)
     layers, left, gathers = _settle_gathers(named, layers, left, chosen)
     _check(layers, left, group, ranks, strict)
     record = Overlapped(left=left)
