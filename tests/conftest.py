@@ -1,6 +1,6 @@
 """What all tests share: hypothesis profiles, the --require option, and tests that run alone.
 
-Tests run in a process more than there are processors (pytest-xdist). `@pytest.mark.alone` is for
+Tests run in twice as many processes as there are processors (pytest-xdist). `@pytest.mark.alone` is for
 what measures time: no other test of the same run goes on beside it.
 """
 
@@ -48,11 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return one more than there are processors, as tests wait, too; 0 where there are GPUs.
+    """Return twice the number of processors, as many tests wait; 0 where there are GPUs.
 
     These serve one test at a time.
     """
-    return 0 if Path("/dev/nvidiactl").exists() else len(os.sched_getaffinity(0)) + 1
+    return 0 if Path("/dev/nvidiactl").exists() else 2 * len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
