@@ -1,7 +1,7 @@
 """What all tests share: hypothesis profiles, the --require option, and tests that run alone.
 
-Tests run in twice as many processes as there are processors (pytest-xdist). `@pytest.mark.alone` is for
-what measures time: no other test of the same run goes on beside it.
+Tests run in twice as many processes as there are processors (pytest-xdist). What measures time is
+marked `@pytest.mark.alone`: no other test of the same run goes on beside it.
 """
 
 from __future__ import annotations
