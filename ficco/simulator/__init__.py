@@ -220,12 +220,14 @@ def _spans(plan: Plan, times: Any, machine: Machine) -> list[Span]:
     }
     spans = []
     for (rank, step, name), (begin, end) in zip(names(plan), times.tolist(), strict=True):
-        moved, unit = 0, step.unit
-        if step.kind == "copy":
+        moved, unit, kind = 0, step.unit, step.kind
+        if kind == "copy" and all(box.rank == rank for box in step.writes):
+            kind = "local_copy"  # as engines name it
+        if kind == "copy":
             moved = sum([box.area * item[rank, box.buffer] for box in step.reads])
-        elif step.kind == "local_copy":
+        elif kind == "local_copy":
             unit = copy_unit(machine.engine, same_device=True)
-        spans.append(Span(rank, step.lane, name, step.kind, unit, begin / 1e3, end / 1e3, moved))
+        spans.append(Span(rank, step.lane, name, kind, unit, begin / 1e3, end / 1e3, moved))
     return spans
 
 

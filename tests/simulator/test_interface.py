@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from small_plans import SCHEDULE, copy, data, gemm, machine, plan, signals
+from small_plans import SCHEDULE, copy, data, gemm, machine, plan, signals, spans
 
 from ficco.curves import Curve, GemmTimes
 from ficco.errors import InputError, MachineError, PlanError, ScheduleError
@@ -251,3 +251,9 @@ def test_the_garbage_collector_runs_again_after_a_prediction() -> None:
             assert gc.isenabled() == enabled
         finally:
             gc.enable()
+
+
+def test_a_copy_within_a_rank_is_named_as_engines_name_it() -> None:
+    found = spans(plan(2, (0, copy("within", 0, 0, 10)), (0, copy("away", 0, 1, 10))), machine())
+    assert (found["within"].kind, found["within"].bytes) == ("local_copy", 0)
+    assert (found["away"].kind, found["away"].bytes > 0) == ("copy", True)
