@@ -23,7 +23,7 @@ from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.cuda import Device
 from ficco.engines.launches import Launches
 from ficco.engines.library_calls import Call, View, call_of
-from ficco.engines.prepared import PreparedCall
+from ficco.engines.prepared import CallSlots, PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
@@ -171,9 +171,8 @@ class BoundProgram:
             return None  # the library reads a copy of the weight
         state, parts = launches.state, (self._native, launches, self._compute)
         before = self._lead if self._leading else None
-        prepared = PreparedCall(
-            *parts, arrays, self._numbers, self._count, self._workspaces, self._window, before
-        )
+        slots = CallSlots(self._numbers, self._count, self._workspaces)
+        prepared = PreparedCall(*parts, arrays, slots, self._window, before)
         # None: another thread has run with matrices of another layout meanwhile.
         return prepared if launches.state is state else None
 

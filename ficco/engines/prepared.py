@@ -9,14 +9,28 @@ when windows grow.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines.launches import Launches
 from ficco.plan import Buffer
 
-__all__ = ["PreparedCall"]
+__all__ = ["CallSlots", "PreparedCall"]
+
+
+class CallSlots(NamedTuple):
+    """The slots of a call's addresses.
+
+    Attributes:
+        numbers: slots, by name, of buffers that are passed or allocated; some have none.
+        total: number of slots, with those of windows.
+        workspaces: buffers that may be allocated for a call.
+    """
+
+    numbers: Mapping[str, int]
+    total: int
+    workspaces: Sequence[Buffer]
 
 
 class PreparedCall:
@@ -29,9 +43,7 @@ class PreparedCall:
         launches: the plan's launches.
         compute: the library of the matrices.
         arrays: matrices by name, in the order of the addresses that `run` takes.
-        numbers: slots, by name, of buffers that are passed or allocated; some have none.
-        count: number of slots, with those of windows.
-        workspaces: buffers that may be allocated for a call.
+        slots: the slots of the call's addresses.
         window: the plan's window.
         before: enqueues the library's products before the launch, from the call's matrices by
             name; None if there are none.
@@ -46,22 +58,21 @@ class PreparedCall:
         "_workspaces", "before", "call", "window",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0913 - a call needs all of them
+    def __init__(
         self,
         program: Any,
         launches: Launches,
         compute: DeviceCompute,
         arrays: Mapping[str, Any],
-        numbers: Mapping[str, int],
-        count: int,
-        workspaces: Sequence[Buffer],
+        slots: CallSlots,
         window: Any,
         before: Callable[[Mapping[str, Any]], None] | None,
     ) -> None:
         self._program, self._launches, self._compute = program, launches, compute
+        numbers, total, workspaces = slots
         self._slots = [numbers.get(name, -1) for name in arrays]
         self._workspaces = [(b, numbers[b.name]) for b in workspaces if b.name in numbers]
-        addresses, self._pitches = [0] * count, [0] * count  # pitches in bytes; unused for windows
+        addresses, self._pitches = [0] * total, [0] * total  # pitches in bytes; unused for windows
         for buffer, slot in self._workspaces:
             self._pitches[slot] = buffer.cols * ELEMENT_BYTES[buffer.dtype]
         for name, slot in zip(arrays, self._slots, strict=True):

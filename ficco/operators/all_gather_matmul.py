@@ -241,19 +241,8 @@ def _check_weights(
 # ---- the function of PyTorch: x, w, bias, biased, axes, rows, gathered, group, schedule, grain
 
 
-def _shapes(  # noqa: PLR0913 - the operator's arguments
-    ranks: Callable[[str], tuple[int, int]],
-    x: Array,
-    w: Sequence[Array],
-    bias: Sequence[Array],
-    biased: Sequence[bool],
-    axes: Sequence[str] | None,
-    rows: Sequence[int] | None,
-    gathered: bool,
-    group: str,
-    schedule: str,
-    grain: int | None,
-) -> list[Array]:
+def _shapes(ranks: Callable[[str], tuple[int, int]], *arguments: Any) -> list[Array]:
+    x, w, _, _, axes, rows, gathered, group, *_ = arguments
     first = sum(rows) if rows is not None else x.shape[0] * ranks(group)[1]
     kinds = axes if axes is not None else ["rows"] * len(w)
     results = [

@@ -263,18 +263,8 @@ def _nested(tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
     return [*lists, tensors[-1], *rest]
 
 
-def _shapes(  # noqa: PLR0913 - the operator's arguments
-    ranks: Callable[[str], tuple[int, int]],
-    tables: Sequence[Array],
-    indices: Sequence[Array],
-    starts: Sequence[Array],
-    like: Array,
-    counts: Sequence[int],
-    batch: int,
-    rows: Sequence[int] | None,
-    group: str,
-    *rest: Any,
-) -> Array:
+def _shapes(ranks: Callable[[str], tuple[int, int]], *arguments: Any) -> Array:
+    _, _, _, like, counts, batch, rows, group, *_ = arguments
     rank, world = ranks(group)
     sizes = rows if rows is not None else chunk_sizes(batch, world)
     return like.new_empty((sizes[rank], like.shape[1] * sum(counts)))
