@@ -461,7 +461,7 @@ class Node:
         chosen = self._schedule if schedule is None else _named(schedule)
         if not isinstance(chosen, Schedule):  # "auto"
             if grain is not None:
-                raise InputError(f"grain={grain} with schedule='auto', which chooses it")
+                raise InputError(f"grain={grain} with schedule='auto', which sets it; leave it out")
             library = self._library
             chosen = self._automatic(problem, library.gates)
             gpu = library.gpu

@@ -74,7 +74,20 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
     )
     if schedule is not None:
         parser.add_argument("--schedule", default=schedule, help=schedule_help(schedule))
-        parser.add_argument("--grain", type=int, help="chunks per shard; overrides the schedule's")
+        parser.add_argument(
+            "--grain", type=_grain, metavar="N",
+            help="chunks per shard, or `world` for as many as ranks; overrides the schedule's",
+        )  # fmt: skip
+
+
+def _grain(text: str) -> int | str:
+    """Return --grain: a number, or `world`."""
+    if text == "world":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor world") from None
 
 
 def schedule_help(default: str) -> str:

@@ -33,7 +33,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add_problem(parser, "hetero_fused_1d")
     parser.add_argument(
-        "--check", metavar="FILE", nargs="?", const="",
+        "--check", metavar="FILE", nargs="?", const=False,
         help="verify the plan in FILE (- for stdin), or without FILE that of the problem",
     )  # fmt: skip
     parser.add_argument(
@@ -61,6 +61,8 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise InputError("--rank with --check: a proof is over all ranks; leave --rank out")
     if args.json and args.rank is not None:
         raise InputError("--rank is for the readable form; --json prints all ranks")
+    if args.check == "":
+        raise InputError("--check '': a file of a plan is needed, or no word behind --check")
     if args.check:
         _check_alone(args, parser)
         return _check(args)

@@ -75,7 +75,8 @@ def _existing(device: torch.device | str) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(
-            f"device={device!r}: PyTorch has no such device here ({error}); give 'cpu' or 'cuda'"
+            f"device={device!r}: PyTorch has no such device here ({error}); give one that "
+            "it has, such as 'cpu'"
         ) from None
 
 

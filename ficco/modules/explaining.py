@@ -68,7 +68,7 @@ def explain(module: Module, *, measure: bool = False) -> Explanation:
         MemoryError: with `measure`, a rank has no memory for the data of a call.
     """
     if not isinstance(module, torch.nn.Module):
-        raise InputError(f"module: {type(module).__name__} choice; pass a torch.nn.Module")
+        raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
     records = [m.__dict__[RECORD] for m in module.modules() if RECORD in m.__dict__]
     if not records:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")

@@ -15,6 +15,8 @@ import torch
 
 from ficco import registry
 from ficco.checking import whole_number
+from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
+from ficco.dtypes import DTYPES
 from ficco.errors import InputError
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import find, key_of
@@ -137,6 +139,8 @@ def column_matmul(
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         actual = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"x is {actual}; a tensor of 2 or 3 dimensions is needed")
+    if x.dtype not in PROBLEM_NAME_OF:
+        raise InputError(f"x is {x.dtype}; it must be one of {', '.join(DTYPES)}")
     if not len(w) == len(biased) or not w:
         raise InputError(f"{len(w)} weights, {len(biased)} biases: give one of each")
     compiling = torch.compiler.is_dynamo_compiling()

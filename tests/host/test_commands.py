@@ -141,6 +141,8 @@ class TestRun:
         (["run", "--ranks", "65"], "1 to 64"),
         (["run", "--m", "0"], "m=0"),
         (["run", "--m", "many"], "invalid int value"),
+        (["run", "--grain", "x"], "'x' is neither a whole number nor world"),
+        (["plan", "--check", ""], "--check '': a file of a plan is needed"),
         (["run", "--dtype", "float64"], "float64"),
         (["run", "--machine", "h200"], "unknown machine"),
         (["run", "--machine", "/no/such.toml"], "cannot be read"),

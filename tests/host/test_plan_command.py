@@ -23,6 +23,13 @@ def test_it_prints_every_rank(capsys: Any) -> None:
     assert "rank 2" in out and "\nrank 1" not in out
 
 
+def test_a_grain_of_world_is_as_many_chunks_as_ranks(capsys: Any) -> None:
+    words = ("plan", "--ranks", "4", "--schedule", "hetero_unfused_1d")
+    as_number = call(capsys, *words, "--grain", "4")
+    assert as_number[0] == 0 and "grain=4" in as_number[1]
+    assert call(capsys, *words, "--grain", "world") == as_number
+
+
 @pytest.mark.parametrize("name", Schedule.names())
 def test_what_it_prints_as_json_checks(capsys: Any, tmp_path: Path, name: str) -> None:
     code, out, _ = call(capsys, "plan", *SMALL[:6], "--schedule", name, "--json")

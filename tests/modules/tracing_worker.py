@@ -214,6 +214,7 @@ def refusals(rank: int, world: int) -> None:
     refused(lambda: ficco.column_matmul(x, w.t()), "w[0] is [5, 6]")
     refused(lambda: ficco.column_matmul(x, w, bias=torch.zeros(6)), "bias[0] is [6]")
     refused(lambda: ficco.column_matmul(x, w.double()), "one dtype")
+    refused(lambda: ficco.column_matmul(x.double(), w.double()), "x is torch.float64; it must be")
 
 
 def operators(rank: int, world: int) -> None:
