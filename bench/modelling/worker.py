@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import ficco
 from ficco.measuring.clock import beat
 from ficco.measuring.launching import Rendezvous
+from ficco.measuring.ranks import RankLog
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
 
@@ -46,19 +47,6 @@ def open_group(folder: Path, tiny: bool) -> tuple[int, int, Any]:
     dist.all_reduce(torch.ones(1, device=device))
     torch.cuda.synchronize()
     return rank, world, mesh
-
-
-class RankLog:
-    """The file that rank 0 writes for the launcher: one JSON value per line."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path, self._writes = folder / "said.jsonl", rank == 0
-
-    def __call__(self, kind: str, value: Any) -> None:
-        """Write one line."""
-        if self._writes:
-            with self._path.open("a") as file:
-                file.write(json.dumps({kind: value}) + "\n")
 
 
 def run(folder: Path) -> int:

@@ -62,7 +62,10 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json and args.rank is not None:
         raise InputError("--rank is for the readable form; --json prints all ranks")
     if args.check == "":
-        raise InputError("--check '': a file of a plan is needed, or no word behind --check")
+        raise InputError(
+            "--check '': the name of the file is empty; give the file of a plan, or --check alone "
+            "to prove the plan of the problem"
+        )
     if args.check:
         _check_alone(args, parser)
         return _check(args)

@@ -142,7 +142,7 @@ class TestRun:
         (["run", "--m", "0"], "m=0"),
         (["run", "--m", "many"], "invalid int value"),
         (["run", "--grain", "x"], "'x' is neither a whole number nor world"),
-        (["plan", "--check", ""], "--check '': a file of a plan is needed"),
+        (["plan", "--check", ""], "--check '': the name of the file is empty"),
         (["run", "--dtype", "float64"], "float64"),
         (["run", "--machine", "h200"], "unknown machine"),
         (["run", "--machine", "/no/such.toml"], "cannot be read"),
