@@ -108,6 +108,8 @@ TEST(a_killed_process_has_died_and_waits_for_it_end_soon) {
     const Memory memory(2);
     Child child([&] {
         const auto group = memory.join(1);
+        // A rank that joins sets its own words.
+        wait_until([&] { return group->state(0).presence == Presence::here; });
         Group::raise(group->word(0, 0, data_word(1, 0)), 1);
         for (;;) pause();
     });
