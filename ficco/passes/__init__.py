@@ -22,7 +22,7 @@ from ficco.plan import Part, RankPlan, Step, has_mailbox
 from ficco.program import Bag, Copy, Entry, Launch, Program, Reduce, SignalWrite, Wait, Work
 from ficco.target import Target
 
-__all__ = ["COMPUTE", "compile_plan"]
+__all__ = ["COMPUTE", "compile_by_step", "compile_plan"]
 
 COMPUTE = ("gemm", "reduce", "bag")
 _ADJACENT = ("window", "mailbox", "workspace")  # roles of buffers whose rows are adjacent
@@ -45,13 +45,32 @@ def compile_plan(plan: RankPlan, target: Target) -> Program:
             f"rank {plan.rank}: its plan has mailboxes, which on target {target.name!r} need a "
             "kernel of ficco, and the arrays have none; use a schedule with transport='dma'"
         )
-    computing = [step for step in plan.steps if step.kind in COMPUTE and _has_work(step)]
-    _check_lanes(plan.rank, computing, target)
     if target.kernels and one_kernel.is_one_kernel(plan):
+        _check_lanes(plan.rank, _computing(plan), target)
         entries: Sequence[Entry] = one_kernel.one_kernel_entries(plan)
     else:
-        entries = _Compiler(plan, {step.lane for step in computing}, target).compiled()
+        entries = _compiler(plan, target).compiled()
     return Program(plan.rank, target, plan.buffers, tuple(entries))
+
+
+def compile_by_step(plan: RankPlan, target: Target) -> list[Sequence[Entry]]:
+    """Return the entries of each step of a plan that is not one kernel.
+
+    The entries of `compile_plan` are these, one step after the other. Some steps have none: they
+    do nothing, or an entry of an earlier step does their work. Raises the errors of `compile_plan`.
+    """
+    compiler = _compiler(plan, target)
+    return [compiler.compiled_step(step) for step in plan.steps]
+
+
+def _compiler(plan: RankPlan, target: Target) -> _Compiler:
+    computing = _computing(plan)
+    _check_lanes(plan.rank, computing, target)
+    return _Compiler(plan, {step.lane for step in computing}, target)
+
+
+def _computing(plan: RankPlan) -> list[Step]:
+    return [step for step in plan.steps if step.kind in COMPUTE and _has_work(step)]
 
 
 def _check_lanes(rank: int, computing: Sequence[Step], target: Target) -> None:
@@ -90,7 +109,6 @@ class _Compiler:
 
     def __init__(self, plan: RankPlan, inline: set[str], target: Target) -> None:
         self.plan, self.inline, self.target = plan, inline, target
-        self.entries: list[Entry] = []
         self.ends: dict[str, tuple[str, ...]] = {}
         self.pending: dict[str, tuple[str, ...]] = {}
         self.last: dict[str, str] = {}  # by lane: the id of its last entry
@@ -104,22 +122,27 @@ class _Compiler:
 
     def compiled(self) -> list[Entry]:
         """Return the entries of all steps. A plan is compiled per shape, so this must be fast."""
-        ends, last, within = self.ends, self.last, self.within
+        entries: list[Entry] = []
         for step in self.plan.steps:
-            name, lane = step.id, step.lane
-            if name in within:  # an entry of an earlier step does it
-                ends[name] = (last[lane],)
-                continue
-            after = self._after(step) if step.after or self.pending else ()
-            made = self._made(step, after)
-            if made:
-                self.entries += made
-                last[lane] = made[-1].id
-                ends[name] = (last[lane],)
-            else:
-                self.pending[lane] = after
-                ends[name] = (*after, last[lane]) if lane in last else after
-        return self.entries
+            entries += self.compiled_step(step)
+        return entries
+
+    def compiled_step(self, step: Step) -> Sequence[Entry]:
+        """Return the entries of the next step."""
+        ends, last = self.ends, self.last
+        name, lane = step.id, step.lane
+        if name in self.within:  # an entry of an earlier step does it
+            ends[name] = (last[lane],)
+            return ()
+        after = self._after(step) if step.after or self.pending else ()
+        made = self._made(step, after)
+        if made:
+            last[lane] = made[-1].id
+            ends[name] = (last[lane],)
+        else:
+            self.pending[lane] = after
+            ends[name] = (*after, last[lane]) if lane in last else after
+        return made
 
     def _after(self, step: Step) -> tuple[str, ...]:
         after = list(self.pending.pop(step.lane, ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.passes import one_kernel_all_reduce, one_kernel_gather
-from ficco.plan import RankPlan, Region
+from ficco.plan import RankPlan, Region, has_mailbox
 from ficco.program import Gemm, Launch, OneKernel
 from ficco.tables import GatherTable, OneKernelTable, OutputNames
 
@@ -16,9 +16,10 @@ def is_one_kernel(plan: RankPlan) -> bool:
 
     A rank without rows to store takes part in such a call, too.
     """
+    windows = has_mailbox(plan.buffers) or any(buffer.name == GATHERED for buffer in plan.buffers)
     one_lane = len({step.lane for step in plan.steps}) == 1
     copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
-    return one_lane and copies and any(step.signals for step in plan.steps)
+    return windows and one_lane and copies and any(step.signals for step in plan.steps)
 
 
 def table_of(plan: RankPlan) -> OneKernelTable | GatherTable:

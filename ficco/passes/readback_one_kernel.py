@@ -129,11 +129,12 @@ class _Gather(_Steps):
         self.heard.clear()
         self.signals("taken", "clear", free)
         self.enter()
+        turns = [(rank + turn) % t.world for turn in range(1, t.world)]  # in the kernel's order
         for number in range(t.slices if t.own_rows else 0):
             columns = (number * t.width, min((number + 1) * t.width, t.k))
             source = Region(rank, "x", 0, t.own_rows, *columns)
             rows = (t.own_row, t.own_row + t.own_rows)
-            boxes = [(source, Region(p, self.window, *rows, *columns)) for p in self.peers]
+            boxes = [(source, Region(p, self.window, *rows, *columns)) for p in turns]
             self.stored(f"{number}", boxes, number)
         self.await_entered()
         arrived = [Signal(rank, "data", s, i) for s in t.sources for i in range(t.slices)]
@@ -171,6 +172,7 @@ class _AllReduce(_Steps):
         self.recv = self.window_at(table.recv)
         self.kept = self.window_at(table.kept) if table.twice else ""
         self.space = next((b.name for b in buffers if b.role == "workspace"), "")
+        self.targets = self._targets()
 
     def read(self) -> list[Step]:
         """Return all steps."""
@@ -205,7 +207,7 @@ class _AllReduce(_Steps):
     def _make(self, chunk: OneKernelChunk) -> None:
         """Append the products of a chunk, and their stores at peers."""
         t, rank, columns = self.table, self.rank, (chunk.begin, chunk.end)
-        name, targets = f"{chunk.begin}", self._targets()
+        name, targets = f"{chunk.begin}", self.targets
         mine = [rows for rows in targets if rows.rank == rank]
         others = [rows for rows in targets if rows.rank != rank]
         if t.twice:

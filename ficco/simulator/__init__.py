@@ -1,7 +1,8 @@
 """Simulator: Plan x Machine -> Timeline. It predicts the duration of a call without running it.
 
-It simulates a plan's lanes, signals, copies and kernels event by event. Copies share links by the
-same model as in the paced host engine. The machine's profile provides all costs.
+It compiles the plan of every rank for the machine, as an engine does, and simulates the copies,
+signal writes, waits and launches of these programs event by event. Copies share links by the same
+model as in the paced host engine. The machine's profile provides all costs.
 
 Regimes, which are those of the benchmarks:
     captured      the call is in a graph: all its steps are submitted when it begins
@@ -13,7 +14,7 @@ Regimes, which are those of the benchmarks:
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,12 +22,15 @@ from ficco.dtypes import ELEMENT_BYTES
 from ficco.errors import EngineError, InputError, PlanError, closest
 from ficco.lowering import lower
 from ficco.machine import Machine
+from ficco.passes import compile_plan
 from ficco.plan import Plan, copy_unit
 from ficco.problem import Problem
+from ficco.program import Program
 from ficco.schedule import Schedule
 from ficco.simulator.alike import are_alike, encode_alike
 from ficco.simulator.collectives import spans_of
-from ficco.simulator.encoding import Encoded, encode, is_one_launch, names
+from ficco.simulator.encoding import Encoded, encode, is_one_launch, names, signals_raised
+from ficco.simulator.targets import simulated_target
 from ficco.timeline import REGIMES, Span, Timeline
 
 try:
@@ -49,17 +53,20 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
         regime: one of REGIMES. A single eager call has the timeline of a captured one.
 
     Returns:
-        One span per step, or per part of a gated step, from its begin; a wait begins when its lane
-        reaches it. Time 0 is when rank 0 begins the call.
+        One span per entry of the compiled programs: per copy, signal write, wait and launch. A
+        gated launch has a span per part, and a kernel that runs a whole call a span per step. A
+        wait begins when its lane reaches it. Time 0 is when rank 0 begins the call.
 
     Raises:
         MachineError: the machine has no figures.
         InputError: the regime is unknown, or the machine has too few ranks.
-        PlanError: the plan would never end; the message names rank, lane, step and signal.
+        ScheduleError, EngineError: the machine's engine cannot run the plan; see `compile_plan`.
+        PlanError: the plan would never end; the message names rank, lane, entry and signal.
     """
     _check(plan.problem, machine, regime)
-    times = _times(plan, encode(plan, machine, regime == "synchronized"), machine)
-    return _timeline(_spans(plan, times, machine), machine)
+    programs = _compiled(plan, machine)
+    encoded = encode(plan.problem, programs, machine, regime == "synchronized")
+    return _timeline(_spans(programs, _times(programs, encoded, machine), machine), machine)
 
 
 def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
@@ -69,9 +76,14 @@ def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float
     is at least the host's time. Raises the errors of `simulate`.
     """
     _check(plan.problem, machine, regime)
-    encoded = encode(plan, machine, regime == "synchronized")
-    times = _times(plan, encoded, machine)
-    return _call_ms(encoded, times, machine, regime, is_one_launch(plan, machine))
+    programs = _compiled(plan, machine)
+    encoded = encode(plan.problem, programs, machine, regime == "synchronized")
+    times = _times(programs, encoded, machine)
+    return _call_ms(encoded, times, machine, regime, is_one_launch(programs))
+
+
+def _compiled(plan: Plan, machine: Machine) -> list[Program]:
+    return [compile_plan(entry, simulated_target(machine, entry.rank)) for entry in plan.ranks]
 
 
 def _call_ms(encoded: Encoded, times: Any, machine: Machine, regime: str, once: bool) -> float:
@@ -163,11 +175,11 @@ def _check(problem: Problem, machine: Machine, regime: str) -> None:
         )
 
 
-def _times(plan: Plan, encoded: Encoded, machine: Machine) -> Any:
+def _times(programs: Sequence[Program], encoded: Encoded, machine: Machine) -> Any:
     """Return start and end of every row in ns from rank 0's begin, as [rows, 2]."""
-    times, stuck = _run(encoded, machine, is_one_launch(plan, machine))
+    times, stuck = _run(encoded, machine, is_one_launch(programs))
     if stuck:
-        raise PlanError(_why_stuck(plan, encoded, stuck))
+        raise PlanError(_why_stuck(programs, encoded, stuck))
     return times
 
 
@@ -190,44 +202,39 @@ def _run(encoded: Encoded, machine: Machine, once: bool) -> tuple[Any, list[tupl
         ) from None
 
 
-def _why_stuck(plan: Plan, encoded: Encoded, stuck: list[tuple[int, int, int]]) -> str:
-    """Describe a wait that never ends, preferably one whose signal no step raises."""
+def _why_stuck(
+    programs: Sequence[Program], encoded: Encoded, stuck: list[tuple[int, int, int]]
+) -> str:
+    """Describe a wait that never ends, preferably one whose signal no entry raises."""
     raised = {
         signal
-        for entry in plan.ranks
-        for step in entry.steps
-        for signals in (
-            step.signals if step.kind == "raise" else (),
-            *[p.raises for p in step.parts],
-        )
-        for signal in signals
+        for program in programs
+        for entry in program.entries
+        for signal in signals_raised(program, entry)
     }
     waits = [(row, encoded.signals[signal]) for row, signal, _ in stuck if signal >= 0]
     row, signal = next((wait for wait in waits if wait[1] not in raised), waits[0])
-    rank, step, name = list(names(plan))[row]
+    named = list(names(programs))[row]
     why = "its signal is never reached" if signal in raised else "no step of the plan raises it"
     return (
-        f"rank {rank}, lane {step.lane!r}, step {name!r} waits for {signal} for ever: {why}; "
-        "`ficco plan --check` proves a plan"
+        f"rank {named.rank}, lane {named.lane!r}, step {named.name!r} waits for {signal} for ever: "
+        f"{why}; `ficco plan --check` proves a plan"
     )
 
 
-def _spans(plan: Plan, times: Any, machine: Machine) -> list[Span]:
+def _spans(programs: Sequence[Program], times: Any, machine: Machine) -> list[Span]:
     item = {
-        (entry.rank, buffer.name): ELEMENT_BYTES[buffer.dtype]
-        for entry in plan.ranks
-        for buffer in entry.buffers
+        (program.rank, buffer.name): ELEMENT_BYTES[buffer.dtype]
+        for program in programs
+        for buffer in program.buffers
     }
     spans = []
-    for (rank, step, name), (begin, end) in zip(names(plan), times.tolist(), strict=True):
-        moved, unit, kind = 0, step.unit, step.kind
-        if kind == "copy" and all(box.rank == rank for box in step.writes):
-            kind = "local_copy"  # as engines name it
-        if kind == "copy":
-            moved = sum([box.area * item[rank, box.buffer] for box in step.reads])
-        elif kind == "local_copy":
-            unit = copy_unit(machine.engine, same_device=True)
-        spans.append(Span(rank, step.lane, name, kind, unit, begin / 1e3, end / 1e3, moved))
+    for row, (begin, end) in zip(names(programs), times.tolist(), strict=True):
+        moved = sum([box.area * item[row.rank, box.buffer] for box in row.copied])
+        unit = row.unit if row.kind != "local_copy" else copy_unit(machine.engine, same_device=True)
+        spans.append(
+            Span(row.rank, row.lane, row.name, row.kind, unit, begin / 1e3, end / 1e3, moved)
+        )
     return spans
 
 

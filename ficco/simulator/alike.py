@@ -1,10 +1,10 @@
 """Ranks that are alike: the rows of all ranks are derived from those of rank 0, which is faster.
 
 If all ranks hold equal shards on one node, the plan of rank r is that of rank 0 with every peer
-rotated by r. So only rank 0 is lowered and encoded. The rows of the others are its rows with other
-numbers of signals, peers and lanes. The adjacency of a compute step's pieces also differs, because
-the own block is at another place. These steps are rotated and encoded again, see `turning`. The
-result equals that of `encode` except for the numbers of signals.
+rotated by r. So only rank 0 is lowered, compiled and encoded. The rows of the others are its rows
+with other numbers of signals, peers and lanes. The adjacency of a compute step's pieces also
+differs, because the own block is at another place. These steps are rotated, compiled and encoded
+again, see `turning`. The result equals that of `encode` except for the numbers of signals.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
-from ficco.plan import Plan, RankPlan, Step, digest_of
+from ficco.passes import compile_by_step
+from ficco.plan import RankPlan, Step
 from ficco.problem import Problem
+from ficco.program import Entry
 from ficco.schedule import Schedule
 from ficco.simulator.encoding import (
     ACTION,
@@ -30,7 +32,9 @@ from ficco.simulator.encoding import (
     start_ns,
 )
 from ficco.simulator.links import Wires
+from ficco.simulator.targets import simulated_target
 from ficco.simulator.turning import TURNED, Copies, Turn, is_within_blocks, shape_of
+from ficco.target import Target
 
 __all__ = ["are_alike", "encode_alike"]
 
@@ -71,38 +75,48 @@ def encode_alike(
         ScheduleError: nothing implements the schedule.
     """
     entry = lower_rank(problem, schedule, 0)
-    plan = Plan(problem, schedule, digest_of(problem, schedule), (entry,))
-    encoder = Encoder(plan, machine, submitted)
-    encoder.add(entry)
     block = problem.splits[0][0] if problem.splits else problem.rows[0]
     parts = [product for step in entry.steps for part in step.parts for product in part.products]
     if not is_within_blocks([region for p in parts for region in (p.a, p.c)], block):
         return None
-    first = _First(encoder, entry, problem.world, block, schedule.sums == "within")
+    first = _First(Encoder(problem, machine, submitted), entry, simulated_target(machine, 0), block)
     ranks = range(problem.world)
     by_rank = [first.rank(rank) for rank in ranks]
-    starts = np.array([start_ns(rank, machine) for rank in ranks])
-    lanes = np.repeat(np.arange(problem.world), len(encoder.lanes))
-    afters = [rank * first.number + np.array(encoder.afters, np.int64) for rank in ranks]
+    begins = np.cumsum([0, *[len(one.rows) for one in by_rank]])
     tables = (
-        lanes,
-        starts,
-        np.concatenate([rows for rows, _, _ in by_rank]),
-        np.concatenate(afters),
-        np.concatenate([actions for _, actions, _ in by_rank]),
-        np.array(encoder.transfers, np.float64).reshape(-1, 3),
+        np.repeat(np.arange(problem.world), len(first.encoder.lanes)),
+        np.array([start_ns(rank, machine) for rank in ranks]),
+        np.concatenate([one.rows for one in by_rank]),
+        np.concatenate([one.afters + begin for one, begin in zip(by_rank, begins, strict=False)]),
+        np.concatenate([one.actions for one in by_rank]),
+        np.array(first.encoder.transfers, np.float64).reshape(-1, 3),
         np.concatenate([first.at_start + np.array((rank, 0)) for rank in ranks]),
     )
-    return Encoded(tables, Wires(machine, problem.world).ports, [], [ns for _, _, ns in by_rank])
+    ports = Wires(machine, problem.world).ports
+    return Encoded(tables, ports, [], [one.host_ns for one in by_rank])
 
 
-class _Changed(NamedTuple):
-    """A step that differs between ranks: place, row, actions [begin, end), and shape number."""
+class _Rank(NamedTuple):
+    """The rows, afters, actions and host's time of a rank; afters count from its first row."""
+
+    rows: Numbers
+    afters: Integers
+    actions: Numbers
+    host_ns: float
+
+
+class _Rows(NamedTuple):
+    """The rows of a step that differs between ranks: number of actions and host's time of each."""
+
+    counts: list[int]
+    actions: Numbers
+    costs: list[float]
+
+
+class _Changing(NamedTuple):
+    """A step that differs between ranks: its place in the plan, and the number of its shape."""
 
     place: int
-    row: int
-    begin: int
-    end: int
     shape: int
 
 
@@ -110,81 +124,137 @@ class _First:
     """The encoding of rank 0, from which those of the other ranks are derived.
 
     Args:
-        encoder: the encoder that has added rank 0.
-        entry: the plan of rank 0.
-        world: number of ranks.
+        encoder: without ranks yet.
+        plan: of rank 0.
+        target: of rank 0.
         block: rows that each rank holds.
-        within: whether parts of a gated step wait for all peers, in the order of ranks.
     """
 
-    def __init__(
-        self, encoder: Encoder, entry: RankPlan, world: int, block: int, within: bool
-    ) -> None:
-        self.encoder, self.world, self.block = encoder, world, block
-        self.heights = {buffer.name: buffer.rows for buffer in entry.buffers}
+    def __init__(self, encoder: Encoder, plan: RankPlan, target: Target, block: int) -> None:
+        self.encoder, self.plan, self.target, self.block = encoder, plan, target, block
+        self.world = encoder.world
+        self.heights = {buffer.name: buffer.rows for buffer in plan.buffers}
+        self.after_steps: list[int] = []  # for each `after` of an entry, the step that it waits for
+        self.row_ends, self.action_ends = self._encoded()  # of each step
         self.rows: Numbers = np.array(encoder.rows).reshape(-1, ROW)
         self.actions: Numbers = np.array(encoder.actions).reshape(-1, ACTION)
-        self.number = len(self.rows)
-        self.ends = np.cumsum(self.rows[:, 3]).astype(np.int64)  # of each row's actions
-        self.steps = entry.steps
-        self.rows_of = np.array([len(step.parts) or 1 for step in entry.steps])  # by step
+        self.costs = np.array(encoder.costs)
+        self.summed = [waits for waits in encoder.summed if waits[1] - waits[0] == self.world - 1]
         self.changing = list(self._changing())
-        self.known: dict[tuple[int, int], tuple[Numbers, float]] = {}  # by shape and rank
+        self.known: dict[tuple[int, int], _Rows] = {}  # by shape and rank
         self.moving: dict[int, Copies] = {}  # by shape
-        self.waits = list(self._ordered_waits()) if within else []
         self._number_words()
 
-    def rank(self, rank: int) -> tuple[Numbers, Numbers, float]:
-        """Return the rows and actions of a rank, and its host's time."""
+    def _encoded(self) -> tuple[Integers, Integers]:
+        """Encode rank 0; return the ends of the rows and of the actions of each step."""
+        encoder = self.encoder
+        by_step = compile_by_step(self.plan, self.target)
+        encoder.begin(0, self.plan.buffers, [entry for made in by_step for entry in made])
+        step_of: dict[str, int] = {}
+        rows, actions = [], []
+        for index, made in enumerate(by_step):
+            for entry in made:
+                self.after_steps += [step_of[name] for name in entry.after]
+                encoder.add_entry(entry)
+                step_of[entry.id] = index
+            rows.append(len(encoder.rows) // ROW)
+            actions.append(len(encoder.actions) // ACTION)
+        return np.array(rows, np.int64), np.array(actions, np.int64)
+
+    def rank(self, rank: int) -> _Rank:
+        """Return a rank's rows, its actions, and its host's time."""
         actions = self.actions.copy()
-        for begin, end in self.waits:
+        for begin, end in self.summed:
             actions[begin:end] = np.roll(actions[begin:end], rank, axis=0)
         used = actions[self.signals, 1].astype(np.int64)
         holders = (self.holders[used] + rank) % self.world
         actions[self.signals, 1] = holders * self.kinds + self.place_of[used]
         actions[self.copies, 1] = (actions[self.copies, 1] + rank) % self.world
-        rows = self.rows.copy()
+        rows, actions, costs, ends = self._with_turned(rank, actions)
         rows[:, 0] += rank * len(self.encoder.lanes)
-        costs = np.array(self.encoder.submitting)
-        pieces, at = [], 0
-        for changed in self.changing if rank else ():
-            calls, costs[changed.place + 1] = self._calls(changed, rank)
-            rows[changed.row, 3] = len(calls)
-            pieces += [actions[at : changed.begin], calls]
-            at = changed.end
-        host_ns = np.cumsum(costs)  # in the order of the sums in `Encoder.add`
+        host_ns = np.cumsum(costs)  # in the order of the sums in `Encoder`
         if self.encoder.submitted:
-            rows[:, 1] = np.repeat(host_ns[1:], self.rows_of)
-        return rows, np.concatenate([*pieces, actions[at:]]), float(host_ns[-1])
+            rows[:, 1] = host_ns[1:]
+        afters = ends[np.array(self.after_steps, np.int64)] - 1
+        return _Rank(rows, afters, actions, float(host_ns[-1]))
 
-    def _calls(self, changed: _Changed, rank: int) -> tuple[Numbers, float]:
-        """Return the actions of a compute step on another rank, and the time of its host."""
-        known = self.known.get((changed.shape, rank))
+    def _with_turned(
+        self, rank: int, actions: Numbers
+    ) -> tuple[Numbers, Numbers, Numbers, Integers]:
+        """Return rows, actions, host's times, and the ends of each step's rows, of a rank."""
+        if not rank or not self.changing:
+            return self.rows.copy(), actions, self.costs, self.row_ends
+        rows, acts, costs = [], [], [self.costs[:1]]
+        counts = np.diff(self.row_ends, prepend=0)
+        row_at = action_at = 0
+        for changing in self.changing:
+            index, turned = changing.place, self._turned(changing, rank)
+            row, row_end = self.row_ends[index] - counts[index], self.row_ends[index]
+            action = self.action_ends[index - 1] if index else 0
+            block = np.zeros((len(turned.counts), ROW))
+            block[:, 0] = self.rows[row, 0]
+            block[0, 2] = self.rows[row, 2]
+            block[:, 3] = turned.counts
+            rows += [self.rows[row_at:row], block]
+            acts += [actions[action_at:action], turned.actions]
+            costs += [self.costs[row_at + 1 : row + 1], np.array(turned.costs)]
+            row_at, action_at = row_end, self.action_ends[index]
+        counts[[changing.place for changing in self.changing]] = [
+            len(self._turned(changing, rank).counts) for changing in self.changing
+        ]
+        return (
+            np.concatenate([*rows, self.rows[row_at:]]),
+            np.concatenate([*acts, actions[action_at:]]),
+            np.concatenate([*costs, self.costs[row_at + 1 :]]),
+            np.cumsum(counts),
+        )
+
+    def _turned(self, changing: _Changing, rank: int) -> _Rows:
+        """Return the rows of a step on another rank."""
+        known = self.known.get((changing.shape, rank))
         if known is None:
-            step, encoder = self.steps[changed.place], self.encoder
-            encoder.actions = []
+            step = self.plan.steps[changing.place]
             if step.kind == "local_copy":
-                if changed.shape not in self.moving:
-                    copies = Copies(step, self.heights, self.block, encoder.item)
-                    self.moving[changed.shape] = copies
-                sizes = self.moving[changed.shape].of(rank)
-                ns = encoder.called(step.kind, [encoder.calls.copied(size) for size in sizes])
+                known = self._copied(step, changing.shape, rank)
             else:
-                ns = encoder.compute(Turn(self.heights, self.block, rank).step(step))
-            known = np.array(self.encoder.actions).reshape(-1, ACTION), ns
-            self.known[changed.shape, rank] = known
+                turned = Turn(self.heights, self.block, rank).step(step)
+                alone = self.plan._replace(steps=(turned._replace(after=()),))
+                (made,) = compile_by_step(alone, self.target)
+                known = self._launched(made)
+            self.known[changing.shape, rank] = known
         return known
 
-    def _changing(self) -> Sequence[_Changed]:
-        row, changing = 0, []
+    def _launched(self, made: Sequence[Entry]) -> _Rows:
+        """Return the rows of entries."""
+        encoder = self.encoder
+        encoder.rows, encoder.actions, encoder.costs = [], [], []
+        for entry in made:
+            encoder.add_entry(entry)
+        return self._taken()
+
+    def _copied(self, step: Step, shape: int, rank: int) -> _Rows:
+        """Return the rows of a local copy."""
+        if shape not in self.moving:
+            self.moving[shape] = Copies(step, self.heights, self.block, self.encoder.item)
+        encoder = self.encoder
+        encoder.rows, encoder.actions, encoder.costs = [], [], []
+        for size in self.moving[shape].of(rank):
+            encoder.add_local_copy(size, step.lane)
+        return self._taken()
+
+    def _taken(self) -> _Rows:
+        encoder = self.encoder
+        counts = [int(number) for number in encoder.rows[3::ROW]]
+        return _Rows(counts, np.array(encoder.actions).reshape(-1, ACTION), encoder.costs)
+
+    def _changing(self) -> Sequence[_Changing]:
+        changing = []
         numbers: dict[Any, int] = {}  # short keys for shapes, which are long
-        for place, step in enumerate(self.steps):
-            if self._depends(step):
-                begin = int(self.ends[row] - self.rows[row, 3])
-                shape = shape_of(step, self.block)
-                number = numbers.setdefault(shape, len(numbers))
-                changing.append(_Changed(place, row, begin, int(self.ends[row]), number))
-            row += int(self.rows_of[place])
+        begins = np.concatenate([[0], self.row_ends[:-1]])
+        for index, step in enumerate(self.plan.steps):
+            if begins[index] < self.row_ends[index] and self._depends(step):
+                number = numbers.setdefault(shape_of(step, self.block), len(numbers))
+                changing.append(_Changing(index, number))
         return changing
 
     def _depends(self, step: Step) -> bool:
@@ -195,17 +265,6 @@ class _First:
             return True
         regions = [*step.writes, *[r for p in step.products for r in (p.a, p.c)]]
         return not is_within_blocks(regions, self.block)
-
-    def _ordered_waits(self) -> Sequence[tuple[int, int]]:
-        """Return [begin, end) of the waits of parts that wait for all peers."""
-        row, waits = 0, []
-        for place, step in enumerate(self.steps):
-            for number, part in enumerate(step.parts):
-                begin = int(self.ends[row + number] - self.rows[row + number, 3])
-                if len(part.waits) == self.world - 1:
-                    waits.append((begin, begin + len(part.waits)))
-            row += int(self.rows_of[place])
-        return waits
 
     def _number_words(self) -> None:
         """Number the signals within each rank; a rank and that number identify a signal."""

@@ -1,16 +1,16 @@
-"""Durations of the library calls of a plan's compute steps, each without contention."""
+"""Durations of the launches of a program, each without contention."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.lowering.scattering import RECV
 from ficco.machine import Machine
 from ficco.passes.copies import joined_copies
-from ficco.passes.gemms import runs_of
-from ficco.plan import Product, RankPlan, Region, Step
+from ficco.plan import Buffer, Region, Step
+from ficco.program import Bag, Gated, Gemm, OneKernel, Reduce, Sum, Work
+from ficco.tables import GatherTable, OneKernelTable
 from ficco.tiling import busiest
 
 __all__ = ["Calls"]
@@ -23,50 +23,63 @@ _Shape = tuple[int, int, int, int]
 
 
 class Calls:
-    """Times in ns of the calls of a rank's steps.
+    """Times in ns of the launches of a rank's program.
 
     Attributes:
         machine: the machine with the figures.
-        dtype: dtype of the plan's operands.
-        before_ns: duration of the GEMM before the rank's one launch; 0 without one.
+        dtype: dtype of the problem's operands.
     """
 
     def __init__(self, machine: Machine, dtype: str) -> None:
         self.machine, self.dtype = machine, dtype
-        self.before_ns = 0.0
         self._known: dict[_Shape, float] = {}
-        self._ns_an_element = 0.0
+        self._ns_an_element = 0.0  # of the products in one launch
+        self._made: frozenset[str] = frozenset()  # buffers of products made before it
         self._item: dict[str, int] = {}
         self._cols: dict[str, int] = {}
 
-    def use(self, entry: RankPlan) -> None:
-        """Switch to another rank."""
-        self._ns_an_element = self.before_ns = 0.0
-        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
-        self._cols = {buffer.name: buffer.cols for buffer in entry.buffers}
+    def use(self, buffers: Sequence[Buffer]) -> None:
+        """Switch to another rank's buffers."""
+        self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in buffers}
+        self._cols = {buffer.name: buffer.cols for buffer in buffers}
 
-    def of(self, step: Step) -> list[float]:
-        """Return the times of the calls of a step that is not gated."""
-        if step.kind == "gemm":
-            return self.gemms(step.products, step.transpose_a)
-        if step.kind == "local_copy":
-            joined = joined_copies(step.reads, step.writes)
-            return [self.copied(self._bytes(source)) for source, _ in joined]
-        if step.kind == "reduce":
-            return [self._stream_ns(self._bytes(*step.reads, *step.writes))]
-        return self.bags(step.reads, step.writes)
+    def of(self, work: Work) -> float:
+        """Return the time of a launch that waits for no signals."""
+        if isinstance(work, Gemm):
+            return self._gemm_ns(self._shape(work))
+        if isinstance(work, Bag):
+            return self._bag_ns(work)
+        if isinstance(work, Sum):
+            bias = () if work.bias is None else (work.bias,)
+            read = self._bytes(work.slots) * work.number + self._bytes(work.own, *bias)
+            return self._stream_ns(read + self._bytes(work.target))
+        assert isinstance(work, Reduce)
+        return self._stream_ns(self._bytes(*work.reads, work.target))
 
     def copied(self, size_bytes: int) -> float:
         """Return the duration of a local copy."""
         return self._stream_ns(2 * size_bytes)
 
-    def use_as_one(self, steps: Sequence[Step], gathers: bool, twice: bool) -> None:
-        """Treat the rank's GEMMs as parts of one launch, whose products have the same rows.
+    # ---- one launch that is a whole call
 
-        They are slices of columns, or whole outputs, in one or several pieces of rows. If there are
-        many rows, a library multiplies before the launch, which only moves the product: see
-        `is_made_before`.
+    def use_as_one(self, work: OneKernel, steps: Sequence[Step]) -> None:
+        """Treat GEMMs, or copies of products that a library has made, as parts of one launch.
+
+        GEMMs are slices of columns, or whole outputs, in one or several pieces of rows. If the
+        products are made before, the launch moves only the rows that other ranks sum.
+
+        Args:
+            work: of the launch.
+            steps: what it does, by `steps_of_one_kernel`.
         """
+        self._ns_an_element, self._made = 0.0, frozenset[str]()
+        if isinstance(work.table, OneKernelTable) and work.table.made:
+            self._made = frozenset(names.y for names in work.table.outputs)
+            taken = [box for step in steps if self._takes(step) for box in step.writes]
+            sent = sum([box.area for box in taken if box.buffer != RECV])
+            moved_ns = self._stream_ns(2 * sent * ELEMENT_BYTES[self.dtype])
+            self._ns_an_element = moved_ns / max(sum([box.area for box in taken]), 1)
+            return
         gemms = [step for step in steps if step.kind == "gemm"]
         products = [product for step in gemms for product in step.products]
         if not products:
@@ -74,14 +87,9 @@ class Calls:
         rows = sum([p.c.rows for p in products if p.b == products[0].b])
         rows = min(rows, max([p.c.row1 for p in products]))  # outputs may share a weight
         area = sum([product.c.area for product in products])
-        depth, item = products[0].a.cols, ELEMENT_BYTES[self.dtype]
-        shape = (rows, area // rows, depth, self.dtype)
-        whole = 1e3 * self.machine.gemm_us(*shape)
-        if gathers:
-            whole *= self.machine.costs.direct_gemm
-        elif is_made_before(rows, twice):  # then the launch moves the rows that others sum
-            sent = sum([p.c.area for p in products if p.c.buffer != RECV])
-            self.before_ns, whole = whole, self._stream_ns(2 * sent * item)
+        shape = (rows, area // rows, products[0].a.cols, self.dtype)
+        if isinstance(work.table, GatherTable):
+            whole = 1e3 * self.machine.gemm_us(*shape) * self.machine.costs.direct_gemm
         else:
             whole = 1e3 * self.machine.sliced_gemm_us(*shape, len(gemms))
         self._ns_an_element = whole / area
@@ -90,43 +98,32 @@ class Calls:
         """Return the duration of a step as a part of the rank's one launch."""
         if step.kind == "gemm":
             return self._ns_an_element * sum([product.c.area for product in step.products])
-        return sum(self.of(step))
+        if self._takes(step):
+            return self._ns_an_element * sum([box.area for box in step.writes])
+        if step.kind == "local_copy":
+            boxes = joined_copies(step.reads, step.writes)
+            return sum([self.copied(self._bytes(source)) for source, _ in boxes])
+        return self._stream_ns(self._bytes(*step.reads, *step.writes))
 
-    def gemms(self, products: Sequence[Product], transpose_a: bool) -> list[float]:
-        """Return the times of the calls of products; a run of products is one GEMM."""
-        if len(products) == 1:
-            return [self._gemm_ns(self._shape(products[0], 1, transpose_a))]
-        return [
-            self._gemm_ns(self._shape(run[0], len(run), transpose_a))
-            for run in runs_of(products, transpose_a)
-        ]
+    def _takes(self, step: Step) -> bool:
+        """Return whether a step takes products that a library has made."""
+        return step.kind == "local_copy" and step.reads[0].buffer in self._made
 
-    def bags(self, reads: Sequence[Region], writes: Sequence[Region]) -> list[float]:
-        """Return the times of the pooling calls, one per table; bags are assumed equally full."""
-        times = []
-        for number, target in enumerate(writes):
-            table, indices, bags = reads[3 * number : 3 * number + 3]
-            lookups = indices.cols * bags.cols / max(self._cols[bags.buffer], 1)
-            read = lookups * table.cols * self._item[table.buffer]
-            times.append(self._stream_ns(read + self._bytes(target)))
-        return times
+    # ---- gated launches
 
-    def parts(self, step: Step) -> list[float]:
-        """Return the duration of each part of a gated step, which is one launch.
+    def parts(self, work: Gated) -> list[float]:
+        """Return the duration of each part of a gated launch.
 
-        The parts of a GEMM share its time in proportion to their operations.
+        The parts share its time in proportion to their operations.
         """
-        if step.kind == "bag":
-            return [sum(self.bags(part.reads, part.writes)) for part in step.parts]
-        rows: dict[tuple[int, int], list[int]] = {}
-        flops = []
-        for part in step.parts:
-            shapes = [self._shape(product, 1, step.transpose_a) for product in part.products]
-            for m, n, k, _ in shapes:
-                rows.setdefault((n, k), []).append(m)
-            flops.append(sum([m * n * k for m, n, k, _ in shapes]))
-        whole = sum([self._gated_ns(heights, n, k) for (n, k), heights in rows.items()])
-        return [whole * part / max(sum(flops), 1) for part in flops]
+        heights: dict[int, list[int]] = {}  # rows of the parts, by columns
+        sizes = []
+        for part in work.parts:
+            cols = work.n - part.col if part.cols is None else part.cols
+            heights.setdefault(cols, []).append(part.rows)
+            sizes.append(part.rows * cols)
+        whole = sum([self._gated_ns(rows, cols, work.k) for cols, rows in heights.items()])
+        return [whole * size / max(sum(sizes), 1) for size in sizes]
 
     def _gated_ns(self, heights: list[int], n: int, k: int) -> float:
         """Return the duration of a launch over parts of these rows: at least its tiles' rounds."""
@@ -138,16 +135,23 @@ class Calls:
         elements = busiest(heights, cols, item, times.units, k)
         return max(whole, 1e3 * times.busy_us(elements, k))
 
-    def _shape(self, product: Product, number: int, transpose_a: bool) -> _Shape:
-        a, _, c, accumulate, add = product
-        m, n = (c[3] - c[2]) * number, c[5] - c[4]
-        k = a[3] - a[2] if transpose_a else a[5] - a[4]
-        item = self._item[c[1]]
-        once = m * n * item
-        again = once // 2 if accumulate else 0
+    # ---- library calls
+
+    def _bag_ns(self, work: Bag) -> float:
+        """Return the time of pooling a table's bags, which are assumed to be equally full."""
+        lookups = work.indices.cols * work.bags.cols / max(self._cols[work.bags.buffer], 1)
+        read = lookups * work.table.cols * self._item[work.table.buffer]
+        return self._stream_ns(read + self._bytes(work.target))
+
+    def _shape(self, work: Gemm) -> _Shape:
+        a, c, add = work.a, work.c, work.add
+        m, n = c.rows * work.number, c.cols
+        k = a.rows if work.transpose_a else a.cols
+        once = m * n * self._item[c.buffer]
+        again = once // 2 if work.accumulate else 0
         if len(add) > 1:
             again = m * n * 4 + 2 * once  # read the product and the term, write c
-        elif add and add[0][3] - add[0][2] == c[3] - c[2]:  # not a bias
+        elif add and add[0].rows == c.rows:  # not a bias
             again += 2 * once + once // 2
         return m, n, k, again
 

@@ -1,7 +1,7 @@
-"""A plan as rows of numbers for the native simulator; see `simulate` in ficco/_native.pyi.
+"""Programs as rows of numbers for the native simulator; see `simulate` in ficco/_native.pyi.
 
-If copies are a kernel's stores, one kernel runs the whole plan: it is launched once, its GEMMs
-share the time of the whole, and a signal takes only its transit time.
+An entry of a program is a row, but for two launches: each part of a gated GEMM is a row, and so is
+each step of a kernel that runs a whole call. In such a kernel a signal takes only its transit time.
 
 The selector encodes every candidate schedule, so this is written for speed: flat lists, and caches
 of repeated results.
@@ -13,21 +13,30 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.errors import PlanError
 from ficco.machine import Link, Machine
-from ficco.passes import COMPUTE
-from ficco.passes.release import ends_of
-from ficco.passes.signals import joined_raises, stored
-from ficco.plan import Plan, RankPlan, Region, Signal, Step, copy_unit
+from ficco.passes.readback_one_kernel import steps_of_one_kernel
+from ficco.plan import Buffer, Region, Signal, Step, copy_unit, signal_at
+from ficco.problem import Problem
+from ficco.program import (
+    Copy,
+    Entry,
+    Gated,
+    Launch,
+    OneKernel,
+    Program,
+    SignalWrite,
+    Wait,
+    kind_of,
+)
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
-from ficco.target import cuda_target, own_signals
+from ficco.tables import GatedPart, GatherTable, WindowRelease
 
 __all__ = [
     "ACTION",
@@ -38,7 +47,9 @@ __all__ = [
     "Encoder",
     "encode",
     "is_one_launch",
+    "is_whole_call",
     "names",
+    "signals_raised",
     "start_ns",
 ]
 
@@ -71,41 +82,103 @@ def start_ns(rank: int, machine: Machine) -> float:
     return 1e3 * machine.costs.skew_us * (rank * 0.6180339887498949 % 1.0)
 
 
-def names(plan: Plan) -> Iterator[tuple[int, Step, str]]:
-    """Yield the meaning of every row: rank, step and the name of its span."""
-    for entry in plan.ranks:
-        for step in entry.steps:
-            if step.parts:
-                for number in range(len(step.parts)):
-                    yield entry.rank, step, f"{step.id}[{number}]"
-            else:
-                yield entry.rank, step, step.id
+class RowName(NamedTuple):
+    """The meaning of a row.
+
+    Attributes:
+        rank, lane, name, kind, unit: of its span.
+        copied: the sources of a copy to a peer.
+    """
+
+    rank: int
+    lane: str
+    name: str
+    kind: str
+    unit: str
+    copied: tuple[Region, ...] = ()
 
 
-def is_one_launch(plan: Plan, machine: Machine) -> bool:
-    """Return whether every rank's plan is one kernel: on GPUs, if copies are a kernel's stores."""
-    return machine.engine != "host" and any(
-        step.kind == "copy" and step.unit == "sm" for entry in plan.ranks for step in entry.steps
-    )
+def names(programs: Sequence[Program]) -> Iterator[RowName]:
+    """Yield the meaning of every row."""
+    for program in programs:
+        for entry in program.entries:
+            yield from _names(program, entry)
 
 
-def encode(plan: Plan, machine: Machine, submitted: bool) -> Encoded:
-    """Turn a plan into rows: one per step, or per part of a gated step.
+def _names(program: Program, entry: Entry) -> Iterator[RowName]:
+    rank, lane, kind = program.rank, entry.lane, kind_of(entry)
+    if isinstance(entry, Copy):
+        within = entry.target.rank == rank
+        unit = copy_unit(program.target.name, same_device=within)
+        copied: tuple[Region, ...] = () if within else (entry.source,)
+        yield RowName(rank, lane, entry.id, "local_copy" if within else kind, unit, copied)
+    elif not isinstance(entry, Launch):
+        yield RowName(rank, lane, entry.id, kind, "none")
+    elif isinstance(entry.work, Gated):
+        for number in range(len(entry.work.parts)):
+            yield RowName(rank, lane, f"{entry.id}[{number}]", kind, "sm")
+    elif isinstance(entry.work, OneKernel):
+        for step in _steps_within(program.buffers, entry, entry.work):
+            copied = step.reads if step.kind == "copy" else ()
+            yield RowName(rank, lane, step.id, step.kind, step.unit, copied)
+    else:
+        yield RowName(rank, lane, entry.id, kind, "sm")
+
+
+def signals_raised(program: Program, entry: Entry) -> Sequence[Signal]:
+    """Return the signals that an entry raises."""
+    work = entry.work if isinstance(entry, Launch) else None
+    if isinstance(entry, SignalWrite):
+        return entry.raises
+    if isinstance(work, Gated):
+        raised = [signal_at(program.rank, p.signal) for p in work.parts if p.signal >= 0]
+        release = work.release
+        return [*raised, *([] if release is None else _released(release))]
+    if isinstance(work, OneKernel):
+        steps = _steps_within(program.buffers, entry, work)
+        return [signal for step in steps if step.kind == "raise" for signal in step.signals]
+    return ()
+
+
+def _released(release: WindowRelease) -> list[Signal]:
+    return [signal_at(peer, release.raised) for peer in release.peers]
+
+
+def _steps_within(buffers: tuple[Buffer, ...], launch: Entry, work: OneKernel) -> list[Step]:
+    return steps_of_one_kernel(launch.id, launch.lane, work.table, buffers)
+
+
+def is_one_launch(programs: Sequence[Program]) -> bool:
+    """Return whether one kernel runs the whole call on some rank, and so on every rank."""
+    return any(is_whole_call(program.entries) for program in programs)
+
+
+def is_whole_call(entries: Sequence[Entry]) -> bool:
+    """Return whether the last entry is a kernel that runs a whole call."""
+    last = entries[-1] if entries else None
+    return isinstance(last, Launch) and isinstance(last.work, OneKernel)
+
+
+def encode(
+    problem: Problem, programs: Sequence[Program], machine: Machine, submitted: bool
+) -> Encoded:
+    """Turn the programs of all ranks into rows.
 
     Args:
-        plan: the plan of all ranks.
+        problem: of the programs.
+        programs: by rank.
         machine: a rated machine with enough ranks.
-        submitted: whether the host submits steps while they run; otherwise all are submitted at
+        submitted: whether the host submits entries while they run; otherwise all are submitted at
             the start.
 
     Raises:
-        PlanError: a step has an unknown kind, or its `after` names no earlier step.
         MachineError: ranks are on different nodes, and the network has no rate.
     """
-    encoder = Encoder(plan, machine, submitted)
-    host_ns = [encoder.add(entry) for entry in plan.ranks]
+    encoder = Encoder(problem, machine, submitted)
+    encoder.once = is_one_launch(programs)
+    host_ns = [encoder.add(program) for program in programs]
     signals = list(encoder.signals)
-    starts = [start_ns(rank, machine) for rank in range(plan.problem.world)]
+    starts = [start_ns(rank, machine) for rank in range(problem.world)]
     at_start = [number for signal in signals for number in (signal[0], signal[1] == "free")]
     tables = (
         _integers(encoder.lanes),
@@ -139,194 +212,209 @@ class Encoder:
     """Builder of rows; ranks are added one after another.
 
     Attributes:
-        submitting: host times of the rank added last: before all steps, and of each step.
+        once: whether one kernel runs the whole call.
+        costs: host times of the rank added last: before all entries, and of each row.
+        summed: [begin, end) among the actions of the rank added last: the waits of each part that
+            adds what its peers push.
     """
 
-    def __init__(self, plan: Plan, machine: Machine, submitted: bool) -> None:
+    def __init__(self, problem: Problem, machine: Machine, submitted: bool) -> None:
         costs = machine.costs
-        self.costs, self.submitted = costs, submitted
-        self.once, self.gathers = is_one_launch(plan, machine), plan.problem.flow.own_columns
-        self.twice = plan.schedule.shots == "two"
-        # A local copy counts as work, which shares the device with kernels (on the host, the
-        # memory). A `copy` within a rank does so only if a kernel copies.
+        self.machine, self.submitted, self.once = machine, submitted, False
+        self.world = problem.world
+        # A copy within a device occupies multiprocessors if a kernel copies.
         self.copies_by_kernel = copy_unit(machine.engine, same_device=True) == "sm"
-        signals = 0.0 if self.once else 1e3  # threads of a kernel read and raise many in parallel
-        self.signal_ns, self.clear_ns = signals * costs.signal_us, signals * costs.clear_us
+        self.signal_ns, self.clear_ns = 1e3 * costs.signal_us, 1e3 * costs.clear_us
         self.launch_ns = 1e3 * costs.launch_us
         self.host_words_ns, self.host_copy_ns = 1e3 * costs.host_words_us, 1e3 * costs.host_copy_us
         self.host_launch_ns = 1e3 * costs.host_launch_us
-        own = machine.engine == "cuda"  # this engine launches its own kernels natively
-        self.host_kernel_ns = 1e3 * costs.host_kernel_us if own else self.host_launch_ns
-        native_us = costs.host_native_us if own and plan.schedule.compute == "gated" else None
-        self.native_ns = None if native_us is None else 1e3 * native_us
-        self.machine, self.wires = machine, Wires(machine, plan.problem.world)
-        self.calls = Calls(machine, plan.problem.dtype)
+        self.own = machine.engine == "cuda"  # this engine launches its own kernels natively
+        self.host_kernel_ns = 1e3 * costs.host_kernel_us if self.own else self.host_launch_ns
+        self.wires = Wires(machine, problem.world)
+        self.calls = Calls(machine, problem.dtype)
         self.signals: defaultdict[Signal, int] = defaultdict(count().__next__)
         self.lanes: list[int] = []
         self.rows: list[float] = []
         self.afters: list[int] = []
         self.actions: list[float] = []
         self.transfers: list[float] = []
-        self.submitting: list[float] = []
+        self.costs: list[float] = []
+        self.summed: list[tuple[int, int]] = []
         self.known: dict[tuple[str, int, int, bool], int] = {}  # numbers of transfers
-        compute = self.compute
-        self.encoders: dict[str, Callable[[Step], float]] = {
-            "copy": self._copy, "raise": self._signal, "wait": self._wait, "clear": self._clear,
-            "gemm": compute, "reduce": compute, "local_copy": compute, "bag": compute,
-        }  # fmt: skip
         self.rank, self.lane = 0, 0
+        self.host_ns = 0.0
+        self.inline: set[str] = set()  # lanes with launches
+        self.lane_of: dict[str, int] = {}
         self.last: dict[int, int] = {}  # by lane: the last peer that it sent to since its last wait
         self.wire_to: dict[int, _Wire] = {}
-        self.within: set[str] = set()  # steps that a kernel performs itself
-        self.stores: dict[str, int] = {}  # steps whose words kernels store; number of new kernels
+        self.buffers: tuple[Buffer, ...] = ()
         self.item: dict[str, int] = {}
         self.cols: dict[str, int] = {}
+        self._adders: dict[type, Callable[[Any], float | None]] = {
+            Copy: self._copy, Wait: self._wait, SignalWrite: self._write, Launch: self._launch,
+        }  # fmt: skip
 
-    def add(self, entry: RankPlan) -> float:
+    def add(self, program: Program) -> float:
         """Add a rank's rows; return its host's time for the whole call."""
-        self.rank = entry.rank
-        self.wire_to.clear()
-        self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in entry.buffers}
-        self.cols = {buffer.name: buffer.cols for buffer in entry.buffers}
-        if self.machine.engine == "cuda":
-            self.within = {end.id for ends in ends_of(entry).values() for end in ends}
-            self.stores = {} if self.once else _stored(entry, self.within, self.machine.signals)
-        self.calls.use(entry)
-        rows, actions, encoders = self.rows, self.actions, self.encoders
-        host_ns = 1e3 * self.costs.host_call_us
-        if self.native_ns is not None:
-            host_ns = self.native_ns
-        if self.once:
-            self.calls.use_as_one(entry.steps, self.gathers, self.twice)
-            direct_ns = 1e3 * self.costs.host_direct_us
-            host_ns = direct_ns or host_ns + self.host_kernel_ns
-            host_ns += self.host_launch_ns if self.calls.before_ns else 0.0
-        self.submitting = [host_ns]
-        lanes: dict[str, int] = {}
+        self.begin(program.rank, program.buffers, program.entries)
         row_of: dict[str, int] = {}
-        number = len(rows) // ROW
-        for step in entry.steps:
-            lane = lanes.get(step.lane)
-            if lane is None:
-                lane = lanes[step.lane] = len(self.lanes)
-                self.lanes.append(entry.rank)
-            self.lane = lane
-            for other in step.after:
-                if other not in row_of:
-                    raise PlanError(
-                        f"rank {entry.rank}, step {step.id!r} comes after {other!r}, but no step "
-                        "before it has that id; `ficco plan --check` proves a plan"
-                    )
-                self.afters.append(row_of[other])
-            if step.parts:
-                submitting_ns = self.host_kernel_ns
-                host_ns += submitting_ns
-                number += self._parts(step, lane, host_ns if self.submitted else 0.0)
-            else:
-                if step.kind not in encoders:
-                    raise PlanError(
-                        f"rank {entry.rank}, step {step.id!r}: steps of kind {step.kind!r} cannot "
-                        f"be simulated; those that can are {', '.join(encoders)}"
-                    )
-                before = len(actions)
-                if self.once and not row_of:
-                    self._launch()
-                submitting_ns = encoders[step.kind](step)
-                submitting_ns = 0.0 if self.once else submitting_ns
-                host_ns += submitting_ns
-                number_of_actions = (len(actions) - before) // ACTION
-                not_before = host_ns if self.submitted else 0.0
-                rows += (lane, not_before, len(step.after), number_of_actions)
-                number += 1
-            self.submitting.append(submitting_ns)
-            row_of[step.id] = number - 1
-        return host_ns
+        for entry in program.entries:
+            if entry.after:
+                self.afters += [row_of[name] for name in entry.after]
+            self.add_entry(entry)
+            row_of[entry.id] = len(self.rows) // ROW - 1
+        return self.host_ns
 
-    def _launch(self) -> None:
-        """Add the actions before the begin of a rank's one launch."""
-        if self.calls.before_ns:
-            self._delay(self.launch_ns)
-            self.actions += (_WORK, 0, self.calls.before_ns)
-        rendezvous_us = self.costs.direct_us if self.gathers else 0.0
-        self._delay(self.launch_ns + 1e3 * rendezvous_us)
+    def begin(self, rank: int, buffers: Sequence[Buffer], entries: Sequence[Entry]) -> None:
+        """Begin a rank whose program has these buffers and entries."""
+        self.rank, self.buffers = rank, tuple(buffers)
+        self.wire_to.clear()
+        self.item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in buffers}
+        self.cols = {buffer.name: buffer.cols for buffer in buffers}
+        self.calls.use(buffers)
+        self.lane_of, self.summed = {}, []
+        launches = [entry for entry in entries if isinstance(entry, Launch)]
+        self.inline = {launch.lane for launch in launches}
+        self.host_ns = self._call_ns(launches)
+        self.costs = [self.host_ns]
 
-    # The following methods append the actions of a step and return its submission time in ns.
+    def _call_ns(self, launches: Sequence[Launch]) -> float:
+        """Return the host's time of a call before it submits entries."""
+        costs = self.machine.costs
+        ns = 1e3 * costs.host_call_us
+        gated = any(isinstance(launch.work, Gated) for launch in launches)
+        if self.own and gated and costs.host_native_us is not None:
+            ns = 1e3 * costs.host_native_us
+        if self.once:
+            ns = 1e3 * costs.host_direct_us or ns + self.host_kernel_ns
+        return ns
 
-    def _wait(self, step: Step) -> float:
+    def add_entry(self, entry: Entry) -> None:
+        """Add the rows of an entry; its `after` is already in `afters`."""
+        lane = self.lane_of.get(entry.lane)
+        if lane is None:
+            lane = self.lane_of[entry.lane] = len(self.lanes)
+            self.lanes.append(self.rank)
+        self.lane = lane
+        before = len(self.actions)
+        cost_ns = self._adders[type(entry)](entry)
+        if cost_ns is not None:
+            self._end_row(len(entry.after), before, cost_ns)
+
+    def _end_row(self, afters: int, before: int, cost_ns: float) -> None:
+        """Add the row of the actions since `before`, and the time in which the host submits it."""
+        self.host_ns += cost_ns
+        self.costs.append(cost_ns)
+        not_before = self.host_ns if self.submitted else 0.0
+        self.rows += (self.lane, not_before, afters, (len(self.actions) - before) // ACTION)
+
+    # The following methods append actions, and return the time in which the host submits them.
+
+    def _wait(self, entry: Wait) -> float:
         self.last.pop(self.lane, None)
-        for signal in step.signals:
+        for signal in entry.signals:
             self.actions += (_WAIT, self.signals[signal], 0)
         return self.host_words_ns
 
-    def _signal(self, step: Step) -> float:
-        submitting_ns = self._write(step, _RAISE, self.signal_ns)
-        copied = self.machine.engine == "cuda" and self.machine.signals == "copy"
-        if copied and step.id not in self.stores and step.id not in self.within:
-            return self.host_copy_ns * len(step.signals)  # one copy per signal
-        return submitting_ns
-
-    def _clear(self, step: Step) -> float:
-        return self._write(step, _CLEAR, self.clear_ns)
-
-    def _write(self, step: Step, action: int, word_ns: float) -> float:
-        alone = step.id not in self.within
-        new = self.stores.get(step.id)
-        self._delay(alone * (word_ns * len(step.signals) if new is None else new * self.launch_ns))
-        for signal in step.signals:
-            self.actions += (action, self.signals[signal], 0)
-        return alone * self.host_words_ns
-
-    def _copy(self, step: Step) -> float:
-        for source, target in zip(step.reads, step.writes, strict=True):
-            _, buffer, row0, row1, col0, col1, _ = source
-            size = (row1 - row0) * (col1 - col0) * self.item[buffer]
-            if target.rank == self.rank:  # no link: memory is read and written
-                ns = 1e3 * self.machine.stream_us(2 * size)
-                if self.copies_by_kernel and source.rank == target.rank:
-                    self._delay(self.launch_ns)
-                    self.actions += (_WORK, 0, ns)
-                else:
-                    self._delay(ns)
-            else:
-                self.actions += (COPY, target.rank, self._transfer(source, target, size))
-        return self.host_copy_ns * len(step.reads)
-
-    def compute(self, step: Step) -> float:
-        """Add the calls of a step that is not gated; return their submission time in ns."""
-        if self.once:
-            ns = self.calls.within(step)
-            if ns:
-                self.actions += (_WORK, 0, ns)
-            return 0.0
-        return self.called(step.kind, self.calls.of(step))
-
-    def called(self, kind: str, calls: Sequence[float]) -> float:
-        """Add calls of these durations for a kind of step; return their submission time in ns."""
-        for ns in calls:
+    def _write(self, entry: SignalWrite) -> float:
+        _, _, _, clears, raises, how = entry
+        if how == "kernel":
             self._delay(self.launch_ns)
-            if ns:
-                self.actions += (_WORK, 0, ns)
-        native = {"reduce": self.host_kernel_ns, "local_copy": self.host_copy_ns}
-        return native.get(kind, self.host_launch_ns) * len(calls)
+        else:
+            self._delay(self.clear_ns * len(clears) + self.signal_ns * len(raises))
+        self._store(_CLEAR, clears)
+        self._store(_RAISE, raises)
+        return self.host_copy_ns * len(raises) if how == "copy" else self.host_words_ns
 
-    def _parts(self, step: Step, lane: int, not_before: float) -> int:
-        """Add a row for every part of a gated step; return the number of parts."""
+    def _store(self, action: int, signals: Sequence[Signal]) -> None:
+        for signal in signals:
+            self.actions += (action, self.signals[signal], 0)
+
+    def _copy(self, entry: Copy) -> float:
+        source, target = entry.source, entry.target
+        from_rank, buffer, row0, row1, col0, col1, _ = source
+        size = (row1 - row0) * (col1 - col0) * self.item[buffer]
+        if target.rank != self.rank:
+            self.actions += (COPY, target.rank, self._transfer(source, target, size))
+        elif from_rank == self.rank:
+            self._copy_within(size, entry.lane)
+        else:  # no link: memory is read and written
+            self._delay(self.calls.copied(size))
+        return self.host_copy_ns
+
+    def add_local_copy(self, size_bytes: int, lane: str) -> None:
+        """Add the row of a copy within the rank, which begins after the lane's earlier rows."""
+        before = len(self.actions)
+        self._copy_within(size_bytes, lane)
+        self._end_row(0, before, self.host_copy_ns)
+
+    def _copy_within(self, size_bytes: int, lane: str) -> None:
+        if self.copies_by_kernel or lane in self.inline:
+            self._work(self.calls.copied(size_bytes))
+        else:
+            self._delay(self.calls.copied(size_bytes))
+
+    def _launch(self, entry: Launch) -> float | None:
+        """Return None if the rows are already added."""
+        work = entry.work
+        if isinstance(work, Gated):
+            self._gated(entry, work)
+            return None
+        if isinstance(work, OneKernel):
+            self._whole_call(entry, work)
+            return None
+        self._work(self.calls.of(work))
+        return self.host_kernel_ns if entry.by == "native" else self.host_launch_ns
+
+    def _work(self, ns: float) -> None:
+        self._delay(self.launch_ns)
+        if ns:
+            self.actions += (_WORK, 0, ns)
+
+    def _gated(self, entry: Launch, work: Gated) -> None:
+        """Add a row for every part of a gated launch."""
         actions = self.actions
-        for number, (part, ns) in enumerate(zip(step.parts, self.calls.parts(step), strict=True)):
+        for number, (part, ns) in enumerate(zip(work.parts, self.calls.parts(work), strict=True)):
             before = len(actions)
-            for signal in part.waits:
+            waits = _awaited(self.rank, part)
+            for signal in waits:
                 actions += (_WAIT, self.signals[signal], 0)
-            if number == 0 or self.machine.cores:  # cores run each part separately
+            if part.terms:
+                self.summed.append((before // ACTION, len(actions) // ACTION))
+            if number == 0:
                 self._delay(self.launch_ns)
             if ns:
                 actions += (_WORK, 0, ns)
-            if part.raises:
-                self._delay(self.signal_ns * len(part.raises))
-                for signal in part.raises:
-                    actions += (_RAISE, self.signals[signal], 0)
-            afters = 0 if number else len(step.after)
-            self.rows += (lane, not_before, afters, (len(actions) - before) // ACTION)
-        return len(step.parts)
+            if part.signal >= 0:
+                self._delay(self.signal_ns)
+                actions += (_RAISE, self.signals[signal_at(self.rank, part.signal)], 0)
+            first = number == 0
+            self._end_row(len(entry.after) * first, before, self.host_kernel_ns * first)
+        if work.release is not None:  # the last part also releases the window
+            release = work.release
+            self._store(_CLEAR, [signal_at(self.rank, place) for place in release.cleared])
+            self._store(_RAISE, _released(release))
+            self.rows[-1] += len(release.cleared) + len(release.peers)
+
+    def _whole_call(self, entry: Launch, work: OneKernel) -> None:
+        """Add a row for every step of a kernel that runs a whole call."""
+        steps = _steps_within(self.buffers, entry, work)
+        self.calls.use_as_one(work, steps)
+        gathers = isinstance(work.table, GatherTable)
+        for number, step in enumerate(steps):
+            before = len(self.actions)
+            if number == 0:
+                rendezvous_us = self.machine.costs.direct_us if gathers else 0.0
+                self._delay(self.launch_ns + 1e3 * rendezvous_us)
+            if step.kind in _OF_SIGNALS:
+                self._store(_OF_SIGNALS[step.kind], step.signals)
+            elif step.kind == "copy":
+                for source, target in zip(step.reads, step.writes, strict=True):
+                    size = source.area * self.item[source.buffer]
+                    self.actions += (COPY, target.rank, self._transfer(source, target, size))
+            elif ns := self.calls.within(step):
+                self.actions += (_WORK, 0, ns)
+            self._end_row(0, before, 0.0)
 
     def _delay(self, ns: float) -> None:
         if ns:
@@ -363,24 +451,10 @@ class Encoder:
         return number
 
 
-def _stored(entry: RankPlan, within: set[str], signal_kind: str) -> dict[str, int]:
-    """Return the steps whose signals kernels store, and the kernels that begin at each."""
-    target = cuda_target(() if signal_kind == "write" else own_signals(entry.rank))
-    inline = {step.lane for step in entry.steps if step.kind in COMPUTE}
-    joined = joined_raises(entry, inline, target)
-    stores: dict[str, int] = {}
-    for step in entry.steps:
-        if step.kind not in ("clear", "raise") or step.lane not in inline or step.id in within:
-            continue
-        if step.id in stores:  # the kernel of the `clear` before it stores it
-            continue
-        behind = joined.get(step.id)
-        clears = step.signals if step.kind == "clear" else ()
-        raises = () if clears else step.signals
-        raises = raises if behind is None else behind.signals
-        writes = stored(step.id, step.lane, (), clears, raises, inline=True, target=target)
-        kernels = [write for write in writes if write.how == "kernel"]
-        if kernels:
-            stores[step.id] = len(kernels)
-            stores |= {} if behind is None else {behind.id: 0}
-    return stores
+_OF_SIGNALS = {"wait": _WAIT, "raise": _RAISE, "clear": _CLEAR}  # actions of a kernel's steps
+
+
+def _awaited(rank: int, part: GatedPart) -> list[Signal]:
+    """Return the signals that a part of a gated launch waits for."""
+    places = [part.word, *[term.word for term in part.terms if term is not None]]
+    return [signal_at(rank, place) for place in dict.fromkeys(places) if place >= 0]

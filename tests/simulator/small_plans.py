@@ -5,6 +5,7 @@ Device work is in round numbers, too: r rows of a GEMM last r us.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ficco.machine import Costs, Link, Machine
@@ -83,13 +84,24 @@ def plan(world: int, *steps: tuple[int, Step]) -> Plan:
 
 
 def spans(found: Plan, on: Machine, regime: str = "captured") -> dict[str, Span]:
-    """Return the predicted spans by their names, which are unique over all ranks here."""
+    """Return the predicted spans by their names, which are unique over all ranks here.
+
+    A step that is several entries has a span for each, and one for all under its own name.
+    """
     timeline = simulate(found, on, regime)
     by_name = {span.step: span for span in timeline.spans}
     assert len(by_name) == len(timeline.spans)
+    for name in {step.id for entry in found.ranks for step in entry.steps} - by_name.keys():
+        entries = [span for span in timeline.spans if span.step.startswith(f"{name}[")]
+        by_name[name] = replace(
+            entries[0], step=name, end_us=entries[-1].end_us,
+            bytes=sum(span.bytes for span in entries),
+        )  # fmt: skip
     return by_name
 
 
 def ends(found: Plan, on: Machine, regime: str = "captured") -> dict[str, float]:
-    """Return when each span ends, in us."""
-    return {name: round(span.end_us, 6) for name, span in spans(found, on, regime).items()}
+    """Return when each step ends, in us."""
+    steps = {step.id for entry in found.ranks for step in entry.steps}
+    all_spans = spans(found, on, regime)
+    return {name: round(span.end_us, 6) for name, span in all_spans.items() if name in steps}

@@ -173,9 +173,10 @@ class TestDevices:
         assert ends(plan(1, (0, moves)), replace(on, memory_gbps=0.0)) == {"move": 4}
 
     def test_steps_at_the_same_time_share_the_device(self) -> None:
-        steps = [(0, gemm(name, 0, rows, lane=name)) for name, rows in (("a", 10), ("b", 30))]
-        found = ends(plan(2, *steps, (1, gemm("c", 1, 10))), machine())
-        assert found == {"a": 20, "b": 40, "c": 10}
+        move = copy("move", 0, 0, 40, lane="side")  # a kernel, which lasts 20 alone
+        steps = [(0, gemm("a", 0, 60)), (0, move), (1, gemm("c", 1, 10))]
+        found = ends(plan(2, *steps), machine(memory_gbps=4.0))
+        assert found == {"a": 80, "move": 40, "c": 10}
 
     def test_a_local_copy_is_a_kernel_and_takes_no_copy_engine(self) -> None:
         """It shares the device with a GEMM, and slows a push as a GEMM does."""
@@ -277,11 +278,13 @@ class TestWords:
     def test_after_is_waited_for(self) -> None:
         steps = [
             (0, gemm("a", 0, 30)),
-            (0, gemm("b", 0, 10, lane="other")),
+            (0, copy("b", 0, 2, 10, lane="other")),
             (0, copy("push", 0, 1, 5, after=("b", "a"))),
         ]
-        found = spans(plan(2, *steps), machine())
-        assert (found["push"].start_us, found["push"].end_us) == (40, 45)
+        found = spans(plan(3, *steps), machine())
+        assert (found["push"].start_us, found["push"].end_us) == (30, 35)
+        found = spans(plan(3, *steps), machine(gbps=((1, 0.2),)))
+        assert found["push"].start_us == 50
 
     def test_ranks_begin_apart(self) -> None:
         on = machine(costs=Costs(skew_us=10))
@@ -308,7 +311,7 @@ class TestGatedSteps:
                 ),
             ),
             (0, signals("wait", "made", *ready, lane="other")),
-            (0, gemm("next", 0, 1, lane="third", after=("gemm",))),
+            (0, copy("next", 0, 1, 1, lane="third", after=("gemm",))),
         )
 
     def test_parts_wait_work_and_signal_in_order(self) -> None:
@@ -332,8 +335,8 @@ class TestGatedSteps:
 
     def test_all_of_it_comes_after_others(self) -> None:
         late = gated("late", 0, *[Part(products=(product(0, 10, 20 * i),)) for i in (0, 1)])
-        steps = [(0, gemm("a", 0, 30, lane="other")), (0, late._replace(after=("a",)))]
-        found = spans(plan(1, *steps), machine())
+        steps = [(0, copy("a", 0, 1, 30)), (0, late._replace(after=("a",)))]
+        found = spans(plan(2, *steps), machine())
         assert [found[f"late[{i}]"].start_us for i in (0, 1)] == [30, 40]
 
 
@@ -360,7 +363,8 @@ class TestTheHost:
     def test_a_step_begins_when_it_is_submitted(self) -> None:
         found = spans(self.steps(), machine(costs=self.COSTS), "synchronized")
         starts = {name: span.start_us for name, span in found.items()}
-        assert starts == {"push": 70, "sent": 75, "gemm": 95, "last": 115, "arrived": 55}
+        calls = {"gemm": 85, "gemm[0]": 85, "gemm[1]": 95}  # each begins when it is submitted
+        assert starts == calls | {"push": 70, "sent": 75, "last": 115, "arrived": 55}
         assert found["arrived"].end_us == 75
 
     @pytest.mark.parametrize(
@@ -374,10 +378,11 @@ class TestTheHost:
         one, other = copy("a", 0, 1, 1), copy("b", 0, 1, 1)
         both = one._replace(reads=one.reads + other.reads, writes=one.writes + other.writes)
         parts = gated("gemm", 0, *[Part(products=(product(0, 1, i),)) for i in (0, 1)])
-        steps = plan(2, (0, both), (0, parts), (0, gemm("last", 0, 1, lane="side")))
+        steps = plan(2, (0, both), (0, parts), (0, copy("last", 0, 1, 1, "side")))
         found = spans(steps, machine(costs=self.COSTS), "synchronized")
         starts = {name: span.start_us for name, span in found.items()}
-        assert starts == {"a": 90, "gemm[0]": 100, "gemm[1]": 101, "last": 110}
+        copies = {"a": 70, "a[0]": 70, "a[1]": 90}
+        assert starts == copies | {"gemm": 100, "gemm[0]": 100, "gemm[1]": 101, "last": 120}
 
     def test_eager_calls_may_be_bound_by_the_device(self) -> None:
         long = plan(1, (0, gemm("gemm", 0, 400)))

@@ -1,0 +1,20 @@
+"""The target that a machine is simulated with: what its engine compiles plans for."""
+
+from __future__ import annotations
+
+from ficco.machine import Machine
+from ficco.target import HOST, Target, cuda_target, own_signals
+
+__all__ = ["simulated_target"]
+
+# No engine runs it yet. It has ficco's kernels, and none that stores signals.
+_HIP = Target("hip", kernels=True)
+
+
+def simulated_target(machine: Machine, rank: int) -> Target:
+    """Return the target of a rank of a machine."""
+    if machine.engine == "host":
+        return HOST
+    if machine.engine == "cuda":
+        return cuda_target(() if machine.signals == "write" else own_signals(rank))
+    return _HIP
