@@ -34,11 +34,13 @@ SCRIPT = Path(__file__).with_name("command_on_double.py")
 PROFILES = profile_lines()
 FULL, SMALL = lines() | PROFILES, lines(603, 57, 71)
 # What the double cannot do: hide devices, be out of memory at once, start torchrun's ranks; `host`
-# has its own tests, and the default job takes NumPy too long. The last two differ from lines that
-# run in nothing but the dtype.
+# has its own tests, and the default job takes NumPy too long. The others differ from lines that run
+# only in the dtype, or in an operator with the same options. A line starts PyTorch in three
+# processes.
 NOT_RUN = {
     "refused hidden", "refused sizes", "torchrun", "host", "default",
     "schedules all_gather_matmul float32", "schedules matmul_reduce_scatter bfloat16",
+    "operator all_gather_matmul", "operator matmul_reduce_scatter", "operator matmul_all_to_all",
 }  # fmt: skip
 
 
@@ -69,6 +71,10 @@ def test_what_a_line_may_not_say_is_refused() -> None:
     words = ["run", "all_to_all_matmul", "--m", "1003", "--splits", "0,900;301,2"]
     with pytest.raises(FiccoError, match="leave --m out"):
         request_from(parser().parse_args([*words, "--ranks", "2"]), "cuda", 2)
+
+
+def test_lines_that_do_not_run_exist() -> None:
+    assert not NOT_RUN - set(SMALL)
 
 
 def test_the_lines_have_every_operator() -> None:

@@ -88,13 +88,12 @@ def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int)
     run(double_folder, tmp_path, world, "at_random")
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_captures_and_failures(double_folder: Path, tmp_path: Path, world: int) -> None:
+def test_captures_and_failures(double_folder: Path, tmp_path: Path) -> None:
     """Graphs of calls, beside calls and larger windows; ranks that do not come, or call others."""
     run(
         double_folder,
         tmp_path,
-        world,
+        3,
         "captures",
         "made_ready",
         "diverging",
