@@ -10,7 +10,7 @@ import operator
 from numbers import Integral, Real
 from typing import Any
 
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 
 __all__ = ["MOST_SECONDS", "positive_seconds", "whole_number", "whole_numbers"]
 
@@ -35,7 +35,8 @@ def positive_seconds(value: Any, name: str) -> float:
     if number and 0 < value <= MOST_SECONDS:
         return float(value)
     raise InputError(
-        f"{name}={value!r:.80}: a positive number of seconds is needed, {MOST_SECONDS:,.0f} at most"
+        f"{name}={shown(value)}: a positive number of seconds is needed, {MOST_SECONDS:,.0f} at "
+        "most"
     )
 
 
@@ -59,7 +60,7 @@ def whole_number(value: Any, name: str, least: int, most: float = math.inf) -> i
     if whole and least <= value <= most:
         return int(value)
     bounds = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
-    raise InputError(f"{name}={value!r:.80}: a whole number {bounds} is needed")
+    raise InputError(f"{name}={shown(value)}: a whole number {bounds} is needed")
 
 
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
@@ -79,7 +80,7 @@ def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
     try:
         return tuple([v if type(v) is int else _index(v) for v in values])
     except TypeError:
-        raise InputError(f"{name}={values!r:.80}: a list of whole numbers is needed") from None
+        raise InputError(f"{name}={shown(values)}: a list of whole numbers is needed") from None
 
 
 def _index(value: Any) -> int:

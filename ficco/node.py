@@ -23,7 +23,7 @@ from ficco.compute import dtype_of
 from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.engines.group_kernels import GroupKernels
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.operators.arrays import Library, row_contiguous
@@ -337,7 +337,7 @@ class Node:
             MemoryError: results, or windows and workspaces, exceed the host's available memory.
         """
         if not isinstance(problem, Problem):
-            raise InputError(f"problem={problem!r:.80}: a ficco.Problem is needed")
+            raise InputError(f"problem={shown(problem)}: a ficco.Problem is needed")
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
         self._check_named(problem, self._per_rank(arrays, "arrays"))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 
 if TYPE_CHECKING:
     from ficco.operators.blocks import Blocks
@@ -346,7 +346,7 @@ def get(name: str) -> Operator:
     operator = _operators.get(name) if isinstance(name, str) else None
     if operator is None:
         raise InputError(
-            f"unknown operator {name!r}{closest(name, names())}. Known: {', '.join(names())}"
+            f"unknown operator {shown(name)}{closest(name, names())}. Known: {', '.join(names())}"
         )
     return operator
 

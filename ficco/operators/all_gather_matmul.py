@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 from ficco.operators import blocks
 from ficco.operators.arrays import (
     Library,
@@ -206,7 +206,9 @@ def _axes(axes: Any, count: int) -> Sequence[str]:
     if axes is None:
         return ("rows",) * count
     if not isinstance(axes, (tuple, list)):
-        raise InputError(f"axes={axes!r:.80}: a list is needed, 'rows' or 'contraction' per weight")
+        raise InputError(
+            f"axes={shown(axes)}: a list is needed, 'rows' or 'contraction' per weight"
+        )
     if len(axes) != count:
         raise InputError(f"axes has {len(axes)} entries, there are {count} weights per rank")
     for i, axis in enumerate(axes):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ficco.checking import whole_numbers
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 from ficco.operators.arrays import (
     Library,
     common_dtype,
@@ -65,7 +65,10 @@ def check(problem: Problem) -> None:
     for rank, row in enumerate(p.splits):
         check_per_rank(f"splits[{rank}]", row, p.world)
         if sum(row) != p.rows[rank]:
-            raise InputError(f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}")
+            raise InputError(
+                f"splits[{rank}]={shown(list(row))} add up to {shown(sum(row))}, but "
+                f"rows[{rank}]={p.rows[rank]}"
+            )
 
 
 def fields(world: int, m: int, n: int, k: int, rows: Sequence[int]) -> dict[str, Any]:

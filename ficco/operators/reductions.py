@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ficco.checking import whole_numbers
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 from ficco.operators.arrays import (
     Library,
     bias_rows,
@@ -52,14 +52,15 @@ def check(problem: Problem) -> None:
     check_one_output(p)
     check_per_rank("depths", p.depths, p.world)
     if sum(p.depths) != p.k:
-        raise InputError(f"depths={list(p.depths)} add up to {sum(p.depths)}, but k={p.k}")
+        found = f"depths={shown(list(p.depths))} add up to {shown(sum(p.depths))}"
+        raise InputError(f"{found}, but k={p.k}")
     if p.pairs and len(p.pairs) != p.world:
         raise InputError(f"pairs: {len(p.pairs)} entries found, {p.world} are needed, one per rank")
     for rank, depths in enumerate(p.pairs):
         if not depths or min(depths) < 0 or sum(depths) != p.depths[rank]:
             raise InputError(
-                f"pairs[{rank}]={list(depths)}: one depth or more is needed, each 0 or more, and "
-                f"they add up to depths[{rank}]={p.depths[rank]}"
+                f"pairs[{rank}]={shown(list(depths))}: one depth or more is needed, each 0 or "
+                f"more, and they add up to depths[{rank}]={p.depths[rank]}"
             )
 
 

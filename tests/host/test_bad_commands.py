@@ -87,14 +87,15 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
     deep, long = "[" * 5000, "1" * 5000
     for name, text, words in (
         ("deep.toml", f"x = {deep}{']' * 5000}\n", "nested too deeply"),
-        ("long.toml", f"x = {long}\n", "Exceeds the limit"),
+        ("long.toml", f"x = {long}\n", "a number at line 1 has more than 4300 digits"),
+        ("empty.toml", "", "is empty"),
         ("cut.toml", "x = [1, ", "not valid TOML"),
         ("null.toml", "x = 1\0", "not valid TOML"),
     ):
         (folder / name).write_text(text)
         yield folder / name, words
     (folder / "bytes.toml").write_bytes(b"\xff\xfe\x00")
-    yield folder / "bytes.toml", "not valid TOML"
+    yield folder / "bytes.toml", "not a text in UTF-8 (byte 0xff at position 0)"
     (folder / "folder.toml").mkdir()
     yield folder / "folder.toml", "Is a directory"
     yield folder / "none.toml", "No such file"
@@ -114,8 +115,9 @@ def test_files_of_toml(capsys: Any, tmp_path: Path) -> None:
 def test_files_of_json(capsys: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     for text, words in (
-        ("[" * 5000, "nested too deeply"), ("1" * 5000, "Exceeds the limit"), ("", "not JSON"),
-        ('{"version": NaN}', "version"), ('{"version": Infinity}', "version"),
+        ("[" * 5000, "nested too deeply"), ("1" * 5000, "than 4300 digits"), ("", "it is empty"),
+        ("\ufeff", "it is empty"),
+        ('\ufeff{"version": NaN}', "version"), ('{"version": Infinity}', "version"),
     ):  # fmt: skip
         file.write_text(text)
         refused(capsys, words, "plan", "--check", str(file))
