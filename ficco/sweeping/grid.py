@@ -130,16 +130,25 @@ class Grid:
         """
         table = data.load("sweeps", name, "grid", InputError)
         text = data.text("sweeps", name, "grid", InputError)
-        return cls.from_toml(table, Path(name).stem if name.endswith(".toml") else name, text)
+        stem = Path(name).stem if name.endswith(".toml") else name
+        return cls.from_toml(table, stem, text, source=name)
 
     @classmethod
-    def from_toml(cls, table: Mapping[str, Any], name: str, text: str = "") -> Grid:
-        """Build a grid from a parsed file; messages use `name` and the line numbers of `text`.
+    def from_toml(
+        cls, table: Mapping[str, Any], name: str, text: str = "", source: str = ""
+    ) -> Grid:
+        """Build a grid from a parsed file.
+
+        Args:
+            table: the parsed file.
+            name: the grid's name.
+            text: the file's text, for line numbers in messages; empty: there is none.
+            source: the file in messages; empty: `name`.
 
         Raises:
             InputError: a field is missing, unknown or wrong.
         """
-        where = f"grid {name!r}"
+        where = f"grid {(source or name)!r}"
         known = [field.name for field in fields(cls) if field.name != "name"]
         reading.check_known(table, known, where, ("cases",))
         entries = table["cases"]

@@ -176,7 +176,7 @@ def test_a_size_that_cannot_be_is_refused_with_its_line(
     file = tmp_path / "large.toml"
     file.write_text(FILE.replace("{size}", size))
     with pytest.raises(
-        InputError, match=rf"'large', cases\[1\], line {line}: shapes\[[01]\]: .*2147483647"
+        InputError, match=rf"large\.toml', cases\[1\], line {line}: shapes\[[01]\]: .*2147483647"
     ):
         Grid.named(str(file))
     file.write_text(FILE.replace("{size}", "2147483647"))
