@@ -324,6 +324,9 @@ def _check(problem: Problem) -> None:
     _check_outputs(p)
     if not p.products:
         raise InputError("outputs: none is a product; name a product, along rows or contraction")
+    if not p.n:
+        found = shown([list(output.columns) for output in p.products])
+        raise InputError(f"outputs: the columns are {found}; n, their sum, must be 1 or more")
     _check_operands(p.products)
     _check_fields(p)
     operator.check(p)
@@ -342,11 +345,6 @@ def _check_fields(p: Problem) -> None:
 def _check_outputs(p: Problem) -> None:
     for index, output in enumerate(p.outputs):
         check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
-        if not sum(output.columns):
-            raise InputError(
-                f"outputs[{index}].columns={shown(list(output.columns))} add up to n=0; n must be "
-                "1 or more"
-            )
         if max(output.columns) > MOST:
             raise InputError(
                 f"outputs[{index}].columns={shown(list(output.columns))}: a rank has at most {MOST}"

@@ -251,7 +251,8 @@ class Operator:
         alike: names of inputs that are the same on all ranks.
         reference: maps a problem, all ranks' inputs and some ranks to their exact outputs.
         pose: maps the name, a library of arrays and the arguments of the `Node` method to the
-            problem and the inputs. Raises InputError if shapes, dtypes or sizes do not fit.
+            problem and the inputs, or to every rank's outputs if no data is exchanged. Raises
+            InputError if shapes, dtypes or sizes do not fit.
         per_rank: required arguments that are lists with an entry per rank.
     """
 
@@ -266,7 +267,7 @@ class Operator:
     blocks: Callable[[Problem, int], Blocks]
     inputs: Callable[[Problem, int, Draw], dict[str, Array]]
     reference: Callable[[Problem, Sequence[Arrays], Sequence[int]], list[list[Exact]]]
-    pose: Callable[..., Posed]
+    pose: Callable[..., Posed | list[list[Array]]]
     function: Function | None = None
     schedules: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()

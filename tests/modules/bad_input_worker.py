@@ -51,7 +51,7 @@ def sizes(rank: int, world: int) -> None:
     x, w = torch.zeros(2 * world, 3), torch.zeros(3, 4)
     for call in (ficco.all_gather_matmul, ficco.matmul_reduce_scatter):
         for rows in ("2", 2, ["2"] * world, [2.0] * world, [None] * world, [True] * world):
-            refused(lambda: call(x, w, rows=rows), "a list of whole numbers")  # noqa: B023
+            refused(lambda: call(x, w, rows=rows), "whole number")  # noqa: B023
         for grain in ("2", 2.0, True, 0, 10**9, float("nan")):
             refused(lambda: call(x, w, schedule="serial", grain=grain), "grain=")  # noqa: B023
         for text in ("{", '{"a":' * 5000, '{"grain": ' + "1" * 5000 + "}", "{" * 5000):
@@ -116,6 +116,13 @@ def bags(rank: int, world: int) -> None:
         for each, words in wrong:
             given = lists | shapes | {name: each}
             refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
+    for name, value, words in (
+        ("indices", torch.tensor([0, 5]), "indices[0][1]=5: an index must be 0 or more and below"),
+        ("offsets", start + 1, "offsets[0][0]=1: the first offset must be 0"),
+        ("offsets", torch.arange(world) * 9, "offsets[0][1]=9: an offset may be at most 3"),
+    ):
+        given = lists | shapes | {name: [value]}
+        refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
     lazy = torch.nn.LazyLinear(4).weight
     refused(lambda: ficco.embedding_all_to_all([lazy], [index], [start], **shapes), "no size yet")
     for dtype in ("float32", np.float32):

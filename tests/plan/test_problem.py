@@ -55,7 +55,7 @@ class TestProblem:
             ({"rows": (-1, 2)}, "0 or more"),
             ({"outputs": ()}, "at least one"),
             ({"outputs": (Output((1,)),)}, "world is 2"),
-            ({"outputs": (Output((0, 0)),)}, "n is 0"),
+            ({"outputs": (Output((0, 0)),)}, "n, their sum, must be 1"),
             ({"outputs": (Output((1, 1), axis="k"),)}, "contraction"),
             ({"outputs": (Output((4, 4), "", "gathered"),)}, "name a product"),
             ({"outputs": (Output((1, 1)), Output((3, 3), "", "gathered"))}, "no operand"),
