@@ -316,7 +316,8 @@ def _check(problem: Problem) -> None:
     check_per_rank("rows", p.rows, p.world)
     if not 1 <= p.m <= MOST:
         raise InputError(
-            f"rows={shown(list(p.rows))} add up to m={shown(p.m)}; m must be from 1 to {MOST}"
+            f"m={shown(p.m)}, the sum of rows={shown(list(p.rows))}: a whole number from 1 to "
+            f"{MOST} is needed"
         )
     whole_number(p.k, "k", 1, MOST)
     if not p.outputs:
