@@ -52,6 +52,22 @@ class TestStreams:
         done = ficco("$FICCO plan --check - <&-")
         assert done.returncode == 2 and "stdin is not JSON" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("command", "words"),
+        [
+            ("run --help", "standard output cannot be written: No space left on device"),
+            ("$RUN", "standard output cannot be written: No space left on device"),
+            ("$RUN --json", "standard output cannot be written: No space left on device"),
+            ("$RUN --trace /dev/full", "--trace '/dev/full': No space left on device"),
+            ("plan", "standard output cannot be written: No space left on device"),
+            ("plan --json", "standard output cannot be written: No space left on device"),
+        ],
+    )
+    def test_a_full_device(self, command: str, words: str) -> None:
+        done = ficco(f"$FICCO {command} >/dev/full", PYTHONUNBUFFERED="")
+        assert done.returncode == 1 and words in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+
     @pytest.mark.parametrize("command", ["doctor", "run --help", "plan --ranks 64 --json"])
     def test_a_reader_that_leaves(self, command: str) -> None:
         done = ficco(f"$FICCO {command} | head -1 | cut -c 1-9; echo ${{PIPESTATUS[0]}}")
