@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 
-__all__ = ["MOST_SECONDS", "positive_seconds", "whole_number", "whole_numbers"]
+__all__ = [
+    "MOST_SECONDS", "check_sum", "positive_seconds", "whole_number", "whole_numbers",
+]  # fmt: skip
 
 MOST_SECONDS = 1e6  # 11 days: sockets, condition variables and kernels can all wait that long
 
@@ -35,7 +38,8 @@ def positive_seconds(value: Any, name: str) -> float:
     if number and 0 < value <= MOST_SECONDS:
         return float(value)
     raise InputError(
-        f"{name}={value!r:.80}: a positive number of seconds is needed, {MOST_SECONDS:,.0f} at most"
+        f"{name}={shown(value)}: a positive number of seconds is needed, {MOST_SECONDS:,.0f} at "
+        "most"
     )
 
 
@@ -59,7 +63,7 @@ def whole_number(value: Any, name: str, least: int, most: float = math.inf) -> i
     if whole and least <= value <= most:
         return int(value)
     bounds = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
-    raise InputError(f"{name}={value!r:.80}: a whole number {bounds} is needed")
+    raise InputError(f"{name}={shown(value)}: a whole number {bounds} is needed")
 
 
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
@@ -79,7 +83,44 @@ def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
     try:
         return tuple([v if type(v) is int else _index(v) for v in values])
     except TypeError:
-        raise InputError(f"{name}={values!r:.80}: a list of whole numbers is needed") from None
+        needed = f"{name}={shown(values)}: a list of whole numbers is needed"
+        if isinstance(values, (list, tuple)):
+            at = next(i for i, value in enumerate(values) if not _is_whole(value))
+            needed = f"{name}[{at}]={shown(values[at])}: a whole number is needed"
+        raise InputError(needed) from None
+
+
+def check_sum(sizes: Sequence[int], name: str, world: int, total: int, total_name: str) -> None:
+    """Refuse sizes that are not one per rank, 0 or more each, with a given sum.
+
+    Args:
+        sizes: one size per rank.
+        name: of the argument, for the message.
+        world: number of ranks.
+        total: the needed sum.
+        total_name: what the sum is, for the message.
+
+    Raises:
+        InputError: the message names the first wrong size, or the sum.
+    """
+    found = f"{name}={shown(list(sizes))}"
+    if len(sizes) != world:
+        raise InputError(f"{found}: {len(sizes)} sizes found; {world} are needed, one per rank")
+    for rank, size in enumerate(sizes):
+        if size < 0:
+            raise InputError(f"{name}[{rank}]={shown(size)}: a size of 0 or more is needed")
+    if sum(sizes) != total:
+        raise InputError(
+            f"{found} add up to {shown(sum(sizes))}; they must add up to {total}, {total_name}"
+        )
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        _index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _index(value: Any) -> int:

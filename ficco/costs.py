@@ -75,4 +75,4 @@ class Costs:
         for field in fields(self):
             value, least = getattr(self, field.name), 0.0 if field.name.endswith("_us") else 1.0
             if not (math.isfinite(value) and value >= least):
-                raise MachineError(f"costs: {field.name}={value}: {least:g} or more is needed")
+                raise MachineError(f"costs.{field.name}={value}: {least:g} or more is needed")

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from statistics import median
 
-from ficco.errors import MachineError
+from ficco.errors import MachineError, shown
 
 __all__ = ["LEAST", "MOST", "Curve", "GemmTimes"]
 
@@ -25,11 +25,19 @@ class Curve:
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
-        sizes = [size for size, _ in self.points]
-        if sizes != sorted(set(sizes)) or any(size <= 0 for size in sizes):
-            raise MachineError(f"sizes {sizes} must be positive and increase")
-        if any(not LEAST <= value <= MOST for _, value in self.points):
-            raise MachineError(f"every value of a curve must be from {LEAST:g} to {MOST:g}")
+        before = 0.0
+        for at, (size, value) in enumerate(self.points):
+            if not size > before:
+                raise MachineError(
+                    f"point {at} is [{size:g}, {value:g}]: its size, {size:g}, must be above "
+                    f"{before:g}; sizes are positive and increase"
+                )
+            if not LEAST <= value <= MOST:
+                raise MachineError(
+                    f"point {at} is [{size:g}, {value:g}]: its value, {value:g}, must be from "
+                    f"{LEAST:g} to {MOST:g}"
+                )
+            before = size
 
     def __bool__(self) -> bool:
         return bool(self.points)
@@ -92,13 +100,18 @@ class GemmTimes:
 
     def __post_init__(self) -> None:
         if not self.points:
-            raise MachineError("gemm points: at least one [m, n, k, us] is needed")
-        if any(not all(LEAST <= v <= MOST for v in point) for point in self.points):
+            raise MachineError("no point found: at least one [m, n, k, us] is needed")
+        for at, point in enumerate(self.points):
+            if not all(LEAST <= v <= MOST for v in point):
+                raise MachineError(
+                    f"point {at} is {list(point)}: all of [m, n, k, us] must be from {LEAST:g} to "
+                    f"{MOST:g}"
+                )
+        if not 1 <= self.units <= MOST:
             raise MachineError(
-                f"gemm points: all of [m, n, k, us] must be from {LEAST:g} to {MOST:g}"
+                f"units={shown(self.units)}: GEMM times also need the field `units`, the number of "
+                f"multiprocessors, from 1 to {MOST:g}"
             )
-        if self.units < 1:
-            raise MachineError("gemm points also need `units`, the number of multiprocessors")
         object.__setattr__(self, "_known", {})
         start = START_US if self.tiled else CORE_START_US
         slow = [

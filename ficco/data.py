@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ficco import reading
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 
 __all__ = ["load", "names", "text"]
 
@@ -51,7 +51,7 @@ def load(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, 
     known = names(kind)
     if name not in known:
         raise error(
-            f"unknown {what} {name!r}{closest(name, known)}. Known: {', '.join(known)}; "
+            f"unknown {what} {shown(name)}{closest(name, known)}. Known: {', '.join(known)}; "
             "or give a path that ends in .toml"
         )
     return _shipped(kind, name)
@@ -63,7 +63,10 @@ def _shipped(kind: str, name: str) -> dict[str, Any]:
 
 
 def _parsed(path: Path, name: str, what: str, error: type[InputError]) -> dict[str, Any]:
-    return reading.parsed_toml(_text(path, name, what, error), f"{what} file {name!r}", error)
+    table = reading.parsed_toml(_text(path, name, what, error), f"{what} file {name!r}", error)
+    if not table:
+        raise error(f"{what} file {name!r} is empty: no field is found")
+    return table
 
 
 def _text(path: Path, name: str, what: str, error: type[InputError]) -> str:
@@ -71,5 +74,10 @@ def _text(path: Path, name: str, what: str, error: type[InputError]) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as problem:
         raise error(f"{what} file {name!r} cannot be read: {problem.strerror}") from None
-    except ValueError as problem:  # not UTF-8, or a path with a null byte
-        raise error(f"{what} file {name!r} is not valid TOML: {problem}") from None
+    except UnicodeDecodeError as problem:
+        raise error(
+            f"{what} file {name!r} is not valid TOML: it is not a text in UTF-8 "
+            f"(byte 0x{problem.object[problem.start]:02x} at position {problem.start})"
+        ) from None
+    except ValueError as problem:  # a path with a null byte
+        raise error(f"{what} file {name!r} cannot be read: {problem}") from None

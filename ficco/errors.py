@@ -19,7 +19,11 @@ __all__ = [
     "ScheduleError",
     "TimeoutExceeded",
     "closest",
+    "shown",
 ]
+
+
+_MOST_SHOWN = 80  # characters of a value in a message
 
 
 class FiccoError(Exception):
@@ -74,5 +78,22 @@ class TimeoutExceeded(EngineError, TimeoutError):
 
 def closest(name: Any, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the known name closest to `name`, or an empty string."""
-    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    text = name[:_MOST_SHOWN] if isinstance(name, str) else shown(name)
+    near = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def shown(value: Any) -> str:
+    """Return a value as text for a message, cut after 80 characters.
+
+    Example:
+        >>> shown(1 << 99999)
+        'a number of 100000 bits'
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not convert numbers of thousands of digits
+        if isinstance(value, int):
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} with a number of thousands of digits"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -9,20 +9,22 @@ the machine itself (`paced = false`), runs at the machine's own speed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from ficco import data, reading
 from ficco.costs import Costs
 from ficco.curves import LEAST, MOST, Curve, GemmTimes
 from ficco.dtypes import DTYPES
-from ficco.errors import InputError, MachineError
+from ficco.errors import InputError, MachineError, closest, shown
 
 __all__ = ["COLLECTIVES", "SLICED_ROWS", "Costs", "Link", "Machine"]
 
+T = TypeVar("T")
 _UNKNOWN = Curve(())
 _NO_COSTS = Costs()
+ENGINES = ("host", "cuda", "hip")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SLICED_ROWS = 64  # see `Machine.sliced_gemm_us`
 _SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows and depth of a step, and its duration
@@ -59,15 +61,17 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.scope not in ("node", "network"):
-            raise MachineError(f"link scope {self.scope!r}: 'node' or 'network' is needed")
+            near = closest(self.scope, ("node", "network"))
+            raise MachineError(f"scope={shown(self.scope)}{near}: 'node' or 'network' is needed")
         if self.per not in ("pair", "port"):
-            raise MachineError(f"link per {self.per!r}: 'pair' or 'port' is needed")
+            near = closest(self.per, ("pair", "port"))
+            raise MachineError(f"per={shown(self.per)}{near}: 'pair' or 'port' is needed")
         try:
             Curve(self.gbps)
         except MachineError as wrong:
-            raise MachineError(f"link gbps: {wrong}") from None
+            raise MachineError(f"gbps: {wrong}") from None
         if not 0 <= self.latency_us <= MOST:
-            raise MachineError(f"link latency_us={self.latency_us}: it must be from 0 to {MOST:g}")
+            raise MachineError(f"latency_us={self.latency_us}: it must be from 0 to {MOST:g}")
 
     @property
     def paced(self) -> bool:
@@ -156,38 +160,40 @@ class Machine:
     pacing: bool = True
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.devices < 1:
-            raise MachineError(f"machine {self.name!r}: nodes and devices must be 1 or more")
-        if self.engine not in ("host", "cuda", "hip"):
+        for field in ("nodes", "devices"):
+            if not 1 <= getattr(self, field) <= MOST:
+                found = shown(getattr(self, field))
+                raise MachineError(f"{field}={found}: it must be from 1 to {MOST:g}")
+        if self.engine not in ENGINES:
             raise MachineError(
-                f"machine {self.name!r}: engine {self.engine!r} is not one of host, cuda, hip"
+                f"engine={shown(self.engine)}{closest(self.engine, ENGINES)}: it must be one of "
+                f"{', '.join(ENGINES)}"
             )
         if self.cores and self.engine != "host":
-            what = f"machine {self.name!r}: cores={self.cores} with engine {self.engine!r}"
-            raise MachineError(f"{what}: ranks share cores only on the host engine; remove it")
-        if self.signals not in ("write", "copy"):
             raise MachineError(
-                f"machine {self.name!r}: signals={self.signals!r}: 'write' or 'copy' is needed"
+                f"cores={shown(self.cores)} with engine={self.engine!r}: ranks share cores only on "
+                "the host engine; remove it"
             )
+        if self.signals not in ("write", "copy"):
+            raise MachineError(f"signals={shown(self.signals)}: 'write' or 'copy' is needed")
         scopes = [link.scope for link in self.links]
         if len(set(scopes)) != len(scopes) or "node" not in scopes:
             raise MachineError(
-                f"machine {self.name!r}: links of scope {scopes} found; exactly one of scope "
-                "'node' and at most one of scope 'network' are needed"
+                f"links: the scopes are {shown(scopes)}; exactly one link of scope 'node' and at "
+                "most one of scope 'network' are needed"
             )
         if self.nodes > 1 and "network" not in scopes:
-            raise MachineError(f"machine {self.name!r}: several nodes need a link 'network'")
+            raise MachineError(
+                f"nodes={self.nodes}, and no link has the scope 'network'; several nodes need one"
+            )
         for field in ("copy_engines", "units", "cores", "memory_gbps"):
             if not 0 <= getattr(self, field) <= MOST:
-                raise MachineError(
-                    f"machine {self.name!r}: {field}={getattr(self, field)}: it must be from 0 "
-                    f"(not known) to {MOST:g}"
-                )
+                found = shown(getattr(self, field))
+                raise MachineError(f"{field}={found}: it must be from 0 (not known) to {MOST:g}")
         for dtype, rate in self.gemm_gflops:
             if not LEAST <= rate <= MOST:
                 raise MachineError(
-                    f"machine {self.name!r}: gemm_gflops.{dtype}={rate}: it must be from "
-                    f"{LEAST:g} to {MOST:g}"
+                    f"gemm_gflops.{dtype}={rate}: it must be from {LEAST:g} to {MOST:g}"
                 )
 
     def __hash__(self) -> int:
@@ -351,9 +357,7 @@ class Machine:
         where = f"machine {name!r}"
         try:
             reading.table(table, known, where)
-            for field in ("name", "devices", "engine", "links"):
-                if field not in table:
-                    raise MachineError(f"{where}: the field {field!r} is missing")
+            reading.check_known(table, known, where, ("name", "devices", "engine", "links"))
             links = tuple(
                 _link(entry, f"{where}, links[{at}]") for at, entry in enumerate(table["links"])
             )
@@ -382,7 +386,9 @@ class Machine:
             raise
         except InputError as wrong:
             raise MachineError(str(wrong)) from None
-        return cls(
+        return _located(
+            where,
+            cls,
             name=table["name"],
             about=table.get("about", ""),
             nodes=table.get("nodes", 1),
@@ -398,7 +404,7 @@ class Machine:
             memory_gbps=memory,
             gemms=gemms,
             collectives=tuple(collectives.items()),
-            costs=Costs(**costs),
+            costs=_located(where, Costs, **costs),
             pieces=pieces,
             signals=table.get("signals", "write"),
             pacing=table.get("paced", True),
@@ -409,17 +415,28 @@ class Machine:
 _NEAREST = {"float16": ("bfloat16",), "bfloat16": ("float16",)}
 
 
+def _located(where: str, make: Callable[..., T], *args: Any, **fields_: Any) -> T:
+    """Return what `make` returns; its errors begin with the place in the file."""
+    try:
+        return make(*args, **fields_)
+    except MachineError as wrong:
+        raise MachineError(f"{where}: {wrong}") from None
+
+
 def _link(entry: Any, where: str) -> Link:
     curves = ("out_gbps", "in_gbps", "row_gbps", "turn_us")
     known = {"scope": str, "per": str, "latency_us": float, **dict.fromkeys(curves, list)}
-    reading.table(entry, known | {"gbps": list}, where)
-    for field in ("scope", "per"):
-        if field not in entry:
-            raise MachineError(f"{where}: the field {field!r} is missing")
+    known |= {"gbps": list}
+    reading.table(entry, known, where)
+    reading.check_known(entry, known, where, ("scope", "per"))
     points = reading.rows(entry.get("gbps", []), 2, f"{where}: gbps")
-    gbps = tuple((reading.whole(size, f"{where}: gbps, bytes"), rate) for size, rate in points)
+    gbps = tuple(
+        (reading.whole(size, f"{where}: gbps[{at}][0]"), rate)
+        for at, (size, rate) in enumerate(points)
+    )
     more = {name: _curve(entry.get(name, []), f"{where}: {name}") for name in curves}
-    return Link(entry["scope"], entry["per"], gbps, float(entry.get("latency_us", 0.0)), **more)
+    latency_us = float(entry.get("latency_us", 0.0))
+    return _located(where, Link, entry["scope"], entry["per"], gbps, latency_us, **more)
 
 
 def _rates(table: Any, where: str) -> tuple[tuple[str, float], ...]:
@@ -430,29 +447,29 @@ def _rates(table: Any, where: str) -> tuple[tuple[str, float], ...]:
 
 def _curve(points: Any, where: str) -> Curve:
     pairs = reading.rows(points, 2, where)
-    try:
-        return Curve(tuple((size, value) for size, value in pairs))
-    except MachineError as wrong:
-        raise MachineError(f"{where}: {wrong}") from None
+    return _located(where, Curve, tuple((size, value) for size, value in pairs))
 
 
 def _gemm_times(points: Any, units: int, memory_gbps: float, tiled: bool, where: str) -> GemmTimes:
     times = []
     for at, (*sizes, us) in enumerate(reading.rows(points, 4, where)):
-        m, n, k = (reading.whole(size, f"{where}[{at}], size") for size in sizes)
+        m, n, k = (
+            reading.whole(size, f"{where}[{at}][{column}]") for column, size in enumerate(sizes)
+        )
         times.append((m, n, k, us))
-    try:
-        return GemmTimes(tuple(times), units, memory_gbps, tiled)
-    except MachineError as wrong:
-        raise MachineError(f"{where}: {wrong}") from None
+    return _located(where, GemmTimes, tuple(times), units, memory_gbps, tiled)
 
 
 def _pieces(entry: Any, where: str) -> Pieces:
     known = {"cut": str, "m": int, "n": int, "k": int, "ratio": list}
     reading.table(entry, known, where)
-    if missing := [name for name in known if name not in entry]:
-        raise MachineError(f"{where}: the field {missing[0]!r} is missing")
+    reading.check_known(entry, known, where, known)
     if entry["cut"] not in ("rows", "columns"):
-        raise MachineError(f"{where}: cut={entry['cut']!r}: 'rows' or 'columns' is needed")
+        raise MachineError(f"{where}: cut={shown(entry['cut'])}: 'rows' or 'columns' is needed")
+    for size in ("m", "n", "k"):
+        if not 1 <= entry[size] <= MOST:
+            raise MachineError(
+                f"{where}: {size}={shown(entry[size])}: it must be from 1 to {MOST:g}"
+            )
     ratio = _curve(entry["ratio"], f"{where}: ratio")
     return Pieces(entry["cut"], entry["m"], entry["n"], entry["k"], ratio)

@@ -23,11 +23,12 @@ from ficco.compute import dtype_of
 from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.engines.group_kernels import GroupKernels
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.operators.arrays import Library, row_contiguous
 from ficco.problem import MAX_WORLD, Problem
+from ficco.registry import Posed
 from ficco.runtime.local import LocalRuntime
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
@@ -337,7 +338,7 @@ class Node:
             MemoryError: results, or windows and workspaces, exceed the host's available memory.
         """
         if not isinstance(problem, Problem):
-            raise InputError(f"problem={problem!r:.80}: a ficco.Problem is needed")
+            raise InputError(f"problem={shown(problem)}: a ficco.Problem is needed")
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
         self._check_named(problem, self._per_rank(arrays, "arrays"))
@@ -365,14 +366,17 @@ class Node:
         operator = operators.get(name)
         for argument in arguments:
             if argument not in operator.arguments:
-                known = ", ".join(operator.arguments)
                 raise InputError(
                     f"{name} has no argument {argument!r}{closest(argument, operator.arguments)}. "
-                    f"Known: {known}"
+                    f"Known: {', '.join(operator.arguments)}"
                 )
         for argument in operator.per_rank:
             arguments[argument] = self._per_rank(arguments.get(argument), argument)
         posed = operator.pose(name, self._library, **arguments)
+        if not isinstance(posed, Posed):
+            self._runtime.check()
+            _named(self._schedule if schedule is None else schedule, grain)
+            return posed
         return self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
 
     @property
@@ -425,9 +429,8 @@ class Node:
 
     def _per_rank(self, entries: Any, name: str) -> Sequence[Any]:
         if isinstance(entries, np.ndarray) or not isinstance(entries, (list, tuple)):
-            raise InputError(
-                f"{name}: {type(entries).__name__} found; give a list with one array per rank"
-            )
+            found = type(entries).__name__
+            raise InputError(f"{name}: {found} found; give a list with one array per rank")
         if len(entries) != self.world:
             raise InputError(f"{name} has {len(entries)} entries, the node has {self.world} ranks")
         return entries
@@ -458,17 +461,13 @@ class Node:
     def _resolved(
         self, problem: Problem, schedule: str | Schedule | None, grain: int | None
     ) -> Schedule:
-        chosen = self._schedule if schedule is None else _named(schedule)
+        chosen = _named(self._schedule if schedule is None else schedule, grain)
         if not isinstance(chosen, Schedule):  # "auto"
-            if grain is not None:
-                raise InputError(f"grain={grain} with schedule='auto', which sets it; leave it out")
             library = self._library
             chosen = self._automatic(problem, library.gates)
             gpu = library.gpu
             if gpu is not None and not GroupKernels("", False, (gpu,)).has(problem, chosen):
                 chosen = self._automatic(problem, False)
-        if grain is not None:
-            chosen = replace(chosen, grain=grain)
         if chosen.transport in ("machine", "collective"):
             chosen = replace(chosen, transport="dma")  # the only one that a node has
         return chosen.resolve(self.world, self.machine)
@@ -478,11 +477,14 @@ class Node:
         return selector.automatic(problem, self.machine, device, "eager", gates=gates).schedule
 
 
-def _named(schedule: str | Schedule) -> str | Schedule:
-    """Return a schedule, or "auto"."""
-    if isinstance(schedule, Schedule) or (isinstance(schedule, str) and schedule == "auto"):
+def _named(schedule: str | Schedule, grain: int | None = None) -> str | Schedule:
+    """Return a schedule, with `grain` if that is given; or "auto"."""
+    if isinstance(schedule, str) and schedule == "auto":
+        if grain is not None:
+            raise InputError(f"grain={grain} with schedule='auto', which sets it; leave it out")
         return schedule
-    return Schedule.named(schedule)  # raises if it is not a text
+    chosen = schedule if isinstance(schedule, Schedule) else Schedule.named(schedule)
+    return chosen if grain is None else replace(chosen, grain=grain)
 
 
 def _cupy(compute: str | None) -> CupyCompute:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.errors import InputError, PlanError, closest
+from ficco.errors import InputError, PlanError, closest, shown
 from ficco.plan import (
     KINDS,
     ROLES,
@@ -119,15 +119,16 @@ def loads(text: str, source: str = "plan") -> Plan:
     version = top.get("version", _whole)
     if version not in (2, VERSION):
         raise PlanError(
-            f"{source}: version {version} found, this ficco reads versions 2 and {VERSION}; write "
-            "the plan again with `ficco plan --json`"
+            f"{source}: version {shown(version)} found, this ficco reads versions 2 and "
+            f"{VERSION}; write the plan again with `ficco plan --json`"
         )
     if version == 2:
         _rename_fields_of_version_2(raw)
+    problem_fields, axes = top.get("problem", _mapping), top.get("schedule", _mapping)
     try:
-        problem = Problem.from_json(top.get("problem", _mapping))
-        schedule = Schedule.from_json(top.get("schedule", _mapping))
-    except (InputError, TypeError) as wrong:
+        problem = Problem.from_json(problem_fields)
+        schedule = Schedule.from_json(axes)
+    except InputError as wrong:
         raise PlanError(f"{source}: {wrong}") from None
     ranks = top.list("ranks", _read_rank)
     retired = {"network_transport": "collective"} if version == 2 else {}
@@ -136,8 +137,8 @@ def loads(text: str, source: str = "plan") -> Plan:
     digest = top.get("digest", _whole, expected)
     if digest != expected:
         raise PlanError(
-            f"{source}: digest {digest} found, version, problem and schedule give {expected}; "
-            "leave the field out or write that number"
+            f"{source}: digest {shown(digest)} found, version, problem and schedule give "
+            f"{expected}; leave the field out or write that number"
         )
     return Plan(problem, schedule, digest_of(problem, schedule), ranks)
 
@@ -207,7 +208,10 @@ def _read_region(raw: Any, where: str) -> Region:
     f = _Fields(raw, where, ("rank", "buffer", "copy", "rows", "cols"))
     rows, cols = f.list("rows", _whole), f.list("cols", _whole)
     if len(rows) != 2 or len(cols) != 2:
-        raise PlanError(f"{where}: rows and cols are [first, one past the last]")
+        raise PlanError(
+            f"{where}: rows={shown(list(rows))} and cols={shown(list(cols))} found; each must be "
+            "[first, one past the last]"
+        )
     return Region(
         f.get("rank", _whole), f.get("buffer", _text), *rows, *cols, f.get("copy", _whole, 0)
     )
@@ -259,7 +263,7 @@ class _Fields:
         for field in self.raw:
             if field not in known:
                 raise PlanError(
-                    f"{where}: unknown field {field!r}{closest(field, known)}. "
+                    f"{where}: unknown field {shown(field)}{closest(field, known)}. "
                     f"Known: {', '.join(known)}"
                 )
 
@@ -279,31 +283,31 @@ class _Fields:
 
 def _mapping(raw: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(raw, dict):
-        raise PlanError(f"{where}: an object is expected, {type(raw).__name__} found")
+        raise PlanError(f"{where}: an object is expected, {shown(raw)} found")
     return raw
 
 
 def _array(raw: Any, where: str) -> list[Any]:
     if not isinstance(raw, list):
-        raise PlanError(f"{where}: a list is expected, {type(raw).__name__} found")
+        raise PlanError(f"{where}: a list is expected, {shown(raw)} found")
     return raw
 
 
 def _whole(raw: Any, where: str) -> int:
     if isinstance(raw, bool) or not isinstance(raw, int) or raw < 0:
-        raise PlanError(f"{where}: a whole number is expected, {raw!r} found")
+        raise PlanError(f"{where}: a whole number is expected, {shown(raw)} found")
     return raw
 
 
 def _text(raw: Any, where: str) -> str:
     if not isinstance(raw, str) or not raw:
-        raise PlanError(f"{where}: a text is expected, {raw!r} found")
+        raise PlanError(f"{where}: a text is expected, {shown(raw)} found")
     return raw
 
 
 def _flag(raw: Any, where: str) -> bool:
     if not isinstance(raw, bool):
-        raise PlanError(f"{where}: true or false is expected, {raw!r} found")
+        raise PlanError(f"{where}: true or false is expected, {shown(raw)} found")
     return raw
 
 
@@ -311,7 +315,7 @@ def _one_of(known: Any) -> Callable[[Any, str], str]:
     def read(raw: Any, where: str) -> str:
         if not isinstance(raw, str) or raw not in known:
             raise PlanError(
-                f"{where}: {raw!r}{closest(str(raw), known)}; must be one of {', '.join(known)}"
+                f"{where}: {shown(raw)}{closest(raw, known)}; must be one of {', '.join(known)}"
             )
         return raw
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ficco import registry
+from ficco import reading, registry
 from ficco.checking import whole_number, whole_numbers
 from ficco.dtypes import DTYPES
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 
 __all__ = [
     "MAX_WORLD",
@@ -195,7 +195,7 @@ class Problem:
         world = _world(world)
         row_sizes = whole_numbers(rows, "rows") if rows is not None else chunk_sizes(m, world)
         if sum(row_sizes) != m:
-            raise InputError(f"rows={list(row_sizes)} add up to {sum(row_sizes)}, but m={m}")
+            raise InputError(f"rows={shown(list(row_sizes))} add up to {sum(row_sizes)}, but m={m}")
         values = operator.fields(world, m, n, k, row_sizes)
         outputs = tuple(replace(output, bias=bias) for output in values.pop("outputs"))
         return cls(op=op, world=world, rows=row_sizes, k=k, outputs=outputs, dtype=dtype, **values)
@@ -251,69 +251,54 @@ class Problem:
         Raises:
             InputError: a field is missing, unknown or of the wrong type.
         """
-        known = {field.name for field in fields(cls)}
-        for name in data:
-            if name not in known:
-                raise InputError(f"problem: unknown field {name!r}{closest(name, known)}")
-        columns = {field.name for field in fields(Output)}
+        kinds = {
+            "op": str, "world": int, "rows": list, "k": int, "outputs": list, "dtype": str,
+            "depths": list, "pairs": list, "splits": list, "tables": list, "lookups": list,
+            "scales": str,
+        }  # fmt: skip
+        reading.table(data, kinds, "problem")
+        needed = ("op", "world", "rows", "k", "outputs", "dtype")
+        reading.check_known(data, kinds, "problem", needed)
+        values: dict[str, Any] = {
+            name: value for name, value in data.items() if kinds[name] is not list
+        }
+        values |= {
+            name: _sizes(data[name], f"problem.{name}")
+            for name in ("rows", "depths")
+            if name in data
+        }
+        for name in ("pairs", "splits", "tables", "lookups"):
+            values[name] = tuple(
+                _sizes(row, f"problem.{name}[{at}]") for at, row in enumerate(data.get(name, []))
+            )
+        values["outputs"] = tuple(
+            _output(entry, f"problem.outputs[{at}]") for at, entry in enumerate(data["outputs"])
+        )
         try:
-            for name in {name for output in data["outputs"] for name in output} - columns:
-                hint = closest(name, columns)
-                raise InputError(f"problem: unknown field {name!r} of an output{hint}")
-            outputs = tuple(
-                Output(
-                    columns=tuple(_int(c) for c in output["columns"]),
-                    operand=str(output.get("operand", "w")),
-                    axis=str(output.get("axis", "rows")),
-                    operand_transposed=_flag(output.get("operand_transposed", False)),
-                    bias=_flag(output.get("bias", False)),
-                )
-                for output in data["outputs"]
-            )
-            return cls(
-                op=str(data["op"]),
-                world=_int(data["world"]),
-                rows=tuple(_int(r) for r in data["rows"]),
-                k=_int(data["k"]),
-                outputs=outputs,
-                dtype=str(data["dtype"]),
-                depths=tuple(_int(d) for d in _list(data.get("depths", []))),
-                pairs=_table(data.get("pairs", [])),
-                splits=_table(data.get("splits", [])),
-                tables=_table(data.get("tables", [])),
-                lookups=_table(data.get("lookups", [])),
-                scales=str(data.get("scales", "none")),
-            )
-        except KeyError as missing:
-            raise InputError(f"problem: the field {missing} is missing") from None
-        except (TypeError, AttributeError) as wrong:
-            raise InputError(f"problem: a field has the wrong type: {wrong}") from None
+            return cls(**values)
+        except InputError as wrong:
+            raise InputError(f"problem: {wrong}") from None
 
 
-def _int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
+def _output(entry: Any, where: str) -> Output:
+    """Return an output from its JSON values."""
+    kinds = {
+        "columns": list, "operand": str, "axis": str, "operand_transposed": bool, "bias": bool,
+    }  # fmt: skip
+    reading.table(entry, kinds, where)
+    reading.check_known(entry, kinds, where, ("columns",))
+    return Output(**{**entry, "columns": _sizes(entry["columns"], f"{where}.columns")})
 
 
-def _list(value: Any) -> Any:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{value!r} is not a list")
-    return value
-
-
-def _table(value: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(_int(v) for v in _list(row)) for row in _list(value))
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is not true or false")
-    return value
+def _sizes(values: Any, where: str) -> tuple[int, ...]:
+    """Return a list of sizes from JSON as a tuple."""
+    if not isinstance(values, list):
+        raise InputError(f"{where}={shown(values)}: a list of sizes is needed")
+    return tuple(whole_number(size, f"{where}[{at}]", 0) for at, size in enumerate(values))
 
 
 def _world(world: int) -> int:
-    return whole_number(world, "world, the number of ranks", 1, MAX_WORLD)
+    return whole_number(world, "world", 1, MAX_WORLD)
 
 
 def _check(problem: Problem) -> None:
@@ -323,19 +308,26 @@ def _check(problem: Problem) -> None:
     _world(p.world)
     if not isinstance(p.dtype, str) or p.dtype not in DTYPES:
         raise InputError(
-            f"dtype {p.dtype!r} is not implemented{closest(p.dtype, DTYPES)}. "
+            f"dtype {shown(p.dtype)} is not implemented{closest(p.dtype, DTYPES)}. "
             f"Known: {', '.join(DTYPES)}"
         )
     if p.scales != "none":
-        raise InputError(f"scales={p.scales!r}: no scaled dtype is implemented; use 'none'")
+        raise InputError(f"scales={shown(p.scales)}: no scaled dtype is implemented; use 'none'")
     check_per_rank("rows", p.rows, p.world)
-    whole_number(p.m, "m", 1, MOST)
+    if not 1 <= p.m <= MOST:
+        raise InputError(
+            f"m={shown(p.m)}, the sum of rows={shown(list(p.rows))}: a whole number from 1 to "
+            f"{MOST} is needed"
+        )
     whole_number(p.k, "k", 1, MOST)
     if not p.outputs:
         raise InputError("outputs: a problem has at least one")
     _check_outputs(p)
     if not p.products:
         raise InputError("outputs: none is a product; name a product, along rows or contraction")
+    if not p.n:
+        found = shown([list(output.columns) for output in p.products])
+        raise InputError(f"outputs: the columns are {found}; n, their sum, must be 1 or more")
     _check_operands(p.products)
     _check_fields(p)
     operator.check(p)
@@ -354,23 +346,21 @@ def _check_fields(p: Problem) -> None:
 def _check_outputs(p: Problem) -> None:
     for index, output in enumerate(p.outputs):
         check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
-        if not sum(output.columns):
-            raise InputError(f"outputs[{index}].columns: n is 0; it is 1 or more")
         if max(output.columns) > MOST:
             raise InputError(
-                f"outputs[{index}].columns={list(output.columns)}: a rank has at most {MOST}"
+                f"outputs[{index}].columns={shown(list(output.columns))}: a rank has at most {MOST}"
             )
         if output.axis not in AXES:
             raise InputError(
-                f"outputs[{index}].axis={output.axis!r}{closest(output.axis, AXES)}: it is one of "
-                f"{', '.join(AXES)}"
+                f"outputs[{index}].axis={shown(output.axis)}{closest(output.axis, AXES)}: it "
+                f"is one of {', '.join(AXES)}"
             )
         if output.axis == "gathered":
             _check_kept(p, index, output)
             continue
         if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
             raise InputError(
-                f"outputs[{index}].operand={output.operand!r} is not a name, or plans use it; "
+                f"outputs[{index}].operand={shown(output.operand)} is not a name, or plans use it; "
                 "call it w, w0, w1, ..."
             )
 
@@ -379,8 +369,8 @@ def _check_kept(p: Problem, index: int, output: Output) -> None:
     plain = Output((p.k,) * p.world, "", "gathered")
     if output != plain:
         raise InputError(
-            f"outputs[{index}] is the gathered x itself: columns={[p.k] * p.world}, no operand, "
-            f"nothing transposed, no bias; {output} found"
+            f"outputs[{index}] is the gathered x itself: columns={shown([p.k] * p.world)}, no "
+            f"operand, nothing transposed, no bias; {output} found"
         )
 
 
@@ -401,9 +391,11 @@ def _check_operands(outputs: tuple[Output, ...]) -> None:
 def check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
     """Check that `sizes` is a tuple of `count` sizes of 0 or more; messages use `name`."""
     if not isinstance(sizes, (tuple, list)):
-        raise InputError(f"{name}={sizes!r:.80}: a tuple of sizes is needed, {count} of them")
+        raise InputError(f"{name}={shown(sizes)}: a tuple of sizes is needed, {count} of them")
     if len(sizes) != count:
-        raise InputError(f"{name}={list(sizes)}: {len(sizes)} entries found, {what} is {count}")
+        raise InputError(
+            f"{name}={shown(list(sizes))}: {len(sizes)} entries found, {what} is {count}"
+        )
     if not all(type(size) is int and size >= 0 for size in sizes):
         for at, size in enumerate(sizes):
             whole_number(size, f"{name}[{at}]", 0)

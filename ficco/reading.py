@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ficco.errors import InputError
+from ficco.errors import InputError, closest, shown
 
-__all__ = ["number", "parsed_json", "parsed_toml", "rows", "table", "whole"]
+__all__ = ["check_known", "number", "parsed_json", "parsed_toml", "rows", "table", "whole"]
+
+_BYTE_ORDER_MARK = "\ufeff"  # some editors write it at the beginning of a file
+_IN_WORDS = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true or false", list: "a list",
+    dict: "a table",
+}  # fmt: skip
 
 
 def parsed_toml(text: str, where: str, error: type[InputError] = InputError) -> dict[str, Any]:
@@ -29,21 +37,35 @@ def parsed_toml(text: str, where: str, error: type[InputError] = InputError) -> 
         InputError: (as `error`) it is not TOML, or Python's parser cannot read it.
     """
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix(_BYTE_ORDER_MARK))
     except RecursionError:
         raise error(f"{where} is not valid TOML: it is nested too deeply to be read") from None
-    except ValueError as wrong:  # also a number with thousands of digits
-        raise error(f"{where} is not valid TOML: {wrong}") from None
+    except ValueError as wrong:
+        raise error(f"{where} is not valid TOML: {_reason(wrong, text)}") from None
 
 
 def parsed_json(text: str | bytes, where: str, error: type[InputError] = InputError) -> Any:
     """Parse JSON text; arguments and errors are those of `parsed_toml`."""
+    text = text if isinstance(text, bytes) else text.removeprefix(_BYTE_ORDER_MARK)
+    if not text.strip():
+        raise error(f"{where} is not JSON: it is empty")
     try:
         return json.loads(text)
     except RecursionError:
         raise error(f"{where} is not JSON: it is nested too deeply to be read") from None
-    except ValueError as wrong:  # also a number with thousands of digits, or invalid bytes
-        raise error(f"{where} is not JSON: {wrong}") from None
+    except ValueError as wrong:  # also of bytes that are not UTF-8
+        raise error(f"{where} is not JSON: {_reason(wrong, text)}") from None
+
+
+def _reason(wrong: ValueError, text: str | bytes) -> str:
+    """Return a parser's reason; of a number that Python does not convert, the line instead."""
+    if type(wrong) is not ValueError:  # the parsers raise subclasses, Python's int() does not
+        return str(wrong)
+    characters = text.decode(errors="replace") if isinstance(text, bytes) else text
+    most = sys.get_int_max_str_digits()
+    found = re.search(rf"\d(?:_?\d){{{most},}}", characters)
+    line = characters.count("\n", 0, found.start()) + 1 if found else 1
+    return f"a number at line {line} has more than {most} digits; write a shorter one"
 
 
 def table(value: Any, known: Mapping[str, type], where: str) -> Mapping[str, Any]:
@@ -52,16 +74,36 @@ def table(value: Any, known: Mapping[str, type], where: str) -> Mapping[str, Any
     Raises:
         InputError: it is not a table, or a field is unknown or of another type.
     """
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {value!r} found, a table is needed")
-    for field, entry in value.items():
-        if field not in known:
-            raise InputError(f"{where}: unknown field {field!r}. Known: {', '.join(known)}")
+    fields = check_known(value, known, where)
+    for field, entry in fields.items():
         kind = known[field]
         if kind is float:
             number(entry, f"{where}: {field}")
         elif not isinstance(entry, kind) or (isinstance(entry, bool) and kind is not bool):
-            raise InputError(f"{where}: {field}={entry!r}: a {kind.__name__} is expected")
+            raise InputError(f"{where}: {field}={shown(entry)}: {_IN_WORDS[kind]} is expected")
+    return fields
+
+
+def check_known(
+    value: Any, known: Collection[str], where: str, needed: Collection[str] = ()
+) -> Mapping[str, Any]:
+    """Return a table after checking that it has all needed fields, and no unknown field.
+
+    Raises:
+        InputError: it is not a table, a field is unknown or missing. The message names the field,
+            and the known name closest to an unknown one.
+    """
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: {shown(value)} found, a table is needed")
+    for field in value:
+        if field not in known:
+            raise InputError(
+                f"{where}: unknown field {shown(field)}{closest(field, known)}. Known: "
+                f"{', '.join(known)}"
+            )
+    for field in needed:
+        if field not in value:
+            raise InputError(f"{where}: the field {field!r} is missing")
     return value
 
 
@@ -77,7 +119,7 @@ def number(value: Any, where: str) -> float:
                 return as_float
         except OverflowError:
             pass
-    raise InputError(f"{where}={value!r}: a finite number is expected")
+    raise InputError(f"{where}={shown(value)}: a finite number is expected")
 
 
 def whole(value: Any, where: str) -> int:
@@ -88,7 +130,7 @@ def whole(value: Any, where: str) -> int:
     """
     if (as_float := number(value, where)).is_integer():
         return int(as_float)
-    raise InputError(f"{where}={value!r}: a whole number is expected")
+    raise InputError(f"{where}={shown(value)}: a whole number is expected")
 
 
 def rows(value: Any, columns: int, where: str) -> tuple[tuple[float, ...], ...]:
@@ -98,10 +140,12 @@ def rows(value: Any, columns: int, where: str) -> tuple[tuple[float, ...], ...]:
         InputError: it is not a list of such rows; the message names the row.
     """
     if not isinstance(value, list | tuple):
-        raise InputError(f"{where}={value!r}: a list of rows of {columns} numbers is expected")
+        raise InputError(f"{where}={shown(value)}: a list of rows of {columns} numbers is expected")
     checked = []
     for at, row in enumerate(value):
         if not isinstance(row, list | tuple) or len(row) != columns:
-            raise InputError(f"{where}[{at}]={row!r}: a row of {columns} numbers is expected")
-        checked.append(tuple(number(entry, f"{where}[{at}]") for entry in row))
+            raise InputError(f"{where}[{at}]={shown(row)}: a row of {columns} numbers is expected")
+        checked.append(
+            tuple(number(entry, f"{where}[{at}][{column}]") for column, entry in enumerate(row))
+        )
     return tuple(checked)

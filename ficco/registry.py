@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 
 if TYPE_CHECKING:
     from ficco.operators.blocks import Blocks
@@ -251,7 +251,8 @@ class Operator:
         alike: names of inputs that are the same on all ranks.
         reference: maps a problem, all ranks' inputs and some ranks to their exact outputs.
         pose: maps the name, a library of arrays and the arguments of the `Node` method to the
-            problem and the inputs. Raises InputError if shapes, dtypes or sizes do not fit.
+            problem and the inputs, or to every rank's outputs if no data is exchanged. Raises
+            InputError if shapes, dtypes or sizes do not fit.
         per_rank: required arguments that are lists with an entry per rank.
     """
 
@@ -266,7 +267,7 @@ class Operator:
     blocks: Callable[[Problem, int], Blocks]
     inputs: Callable[[Problem, int, Draw], dict[str, Array]]
     reference: Callable[[Problem, Sequence[Arrays], Sequence[int]], list[list[Exact]]]
-    pose: Callable[..., Posed]
+    pose: Callable[..., Posed | list[list[Array]]]
     function: Function | None = None
     schedules: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
@@ -346,7 +347,7 @@ def get(name: str) -> Operator:
     operator = _operators.get(name) if isinstance(name, str) else None
     if operator is None:
         raise InputError(
-            f"unknown operator {name!r}{closest(name, names())}. Known: {', '.join(names())}"
+            f"unknown operator {shown(name)}{closest(name, names())}. Known: {', '.join(names())}"
         )
     return operator
 

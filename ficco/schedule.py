@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from ficco import data, logs, reading, registry
-from ficco.errors import InputError, ScheduleError, closest
+from ficco.errors import InputError, ScheduleError, closest, shown
 from ficco.machine import Machine
 
 __all__ = ["AXES", "MAX_CHUNKS", "Schedule"]
@@ -133,7 +133,7 @@ class Schedule:
                 f"schedule={_shown(schedule)}: a Schedule, its name or its JSON text is needed"
             )
         if schedule.startswith("{"):
-            where = f"schedule={schedule!r:.80}"
+            where = f"schedule={shown(schedule)}"
             return cls.from_json(reading.parsed_json(schedule, where, ScheduleError))
         return cls.named(schedule)
 
@@ -168,10 +168,15 @@ class Schedule:
         for field in table:
             if field not in known and field not in ("about", _RETIRED):
                 raise ScheduleError(
-                    f"schedule {name!r}: unknown axis {field!r}{closest(field, known)}. "
+                    f"schedule {name!r}: unknown axis {shown(field)}{closest(field, known)}. "
                     f"Known: {', '.join(known)}, about"
                 )
-        return cls(**{key: table[key] for key in known if key in table})
+        try:
+            return cls(**{key: table[key] for key in known if key in table})
+        except ScheduleError as wrong:
+            if table.get("name", "custom") == name:
+                raise
+            raise ScheduleError(f"schedule {name!r}: {wrong}") from None
 
     def resolve(self, world: int, machine: Machine) -> Schedule:
         """Return the schedule with concrete values for this group and machine."""
@@ -224,7 +229,8 @@ class Schedule:
             ScheduleError: it is not a table, a field is unknown or has an invalid value.
         """
         _check_table(table, "custom")
-        return cls.from_toml(table, str(table.get("name", "custom")))
+        name = table.get("name", "custom")
+        return cls.from_toml(table, name if isinstance(name, str) else "custom")
 
 
 @lru_cache(maxsize=64)
@@ -244,5 +250,5 @@ def _check_table(table: Any, name: str) -> None:
 def _shown(value: Any) -> str:
     """Return a value as text for messages; for arrays, lists and others only the type."""
     if value is None or isinstance(value, (str, Real)):
-        return f"{value!r:.80}"
+        return shown(value)
     return f"<{type(value).__name__}>"

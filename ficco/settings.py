@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 
 __all__ = ["switch", "whole"]
 
@@ -33,7 +33,7 @@ def whole(name: str) -> int:
     """
     value = os.environ.get(name, "")
     if not value.isdecimal() or len(value) > 9:
-        setting = f"{name}={value!r:.80}" if value else f"{name} is unset"
+        setting = f"{name}={shown(value)}" if value else f"{name} is unset"
         raise InputError(
             f"{setting}: a number of 0 or more is needed, which torchrun sets; start the ranks by "
             "torchrun, or unset TORCHELASTIC_RUN_ID and FICCO_STORE to run without it"

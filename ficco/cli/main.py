@@ -46,16 +46,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = command_parser.parse_args(argv)
     except SystemExit:  # for example after --help
-        streams.finish_output()
-        raise
+        failed = streams.finish_output()
+        if failed is None or isinstance(failed, BrokenPipeError):
+            raise
+        print(f"ficco: {streams.error_text(failed)}", file=sys.stderr)
+        return 1
     if args.command is None:
         command_parser.print_help(sys.stderr)
         return 2
+    code = _run(args, sys.argv[1:] if argv is None else argv)
+    streams.finish_output()  # after an error, output may be left that cannot be written
+    return code
+
+
+def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run the command that was parsed from `words`; return its exit code."""
     try:
         streams.make_ready()
         _check_values(args)
         logs.set_up()
-        words = sys.argv[1:] if argv is None else argv
         logs.log.info("%s begins", shlex.join(["ficco", *words]))
         with ending():
             code: int = args.main(args)
@@ -82,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.drop_output()
         return 1
     except OSError as error:
-        print(f"ficco {args.command}: {error}", file=sys.stderr)
+        failed = streams.finish_output() or error
+        print(f"ficco {args.command}: {streams.error_text(failed)}", file=sys.stderr)
         return 1
 
 

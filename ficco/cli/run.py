@@ -226,7 +226,7 @@ def _print(args: argparse.Namespace, request: Request, points: list[Point], how:
             "link_gbps": link.peak_gbps if link.paced and rated else None,
             "results": rows,
         }
-        print(json.dumps(document))
+        print(json.dumps(document), flush=True)  # a full device is reported before the table
     stream = sys.stderr if args.json else sys.stdout
     print(heading(p, request.machine, how, 0 if args.simulate else args.iters), file=stream)
     print(results_table(rows), file=stream)

@@ -1,14 +1,17 @@
-"""A command's standard streams: closed, without a reader, or with an ASCII encoding."""
+"""A command's standard streams: closed, full, without a reader, or with an ASCII encoding."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 
 from ficco.errors import InputError
 
-__all__ = ["drop_output", "finish_output", "make_ready"]
+__all__ = ["drop_output", "error_text", "finish_output", "make_ready"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def make_ready() -> None:
@@ -44,17 +47,29 @@ def _hold(number: int) -> None:
             os.close(null)
 
 
-def finish_output() -> None:
-    """Flush stdout; do nothing if its reader has gone."""
+def finish_output() -> OSError | None:
+    """Flush stdout; if it cannot be written, discard its output and return the error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         drop_output()
+        return error
+    return None
+
+
+def error_text(error: OSError) -> str:
+    """Return the text of an error; of a full device without a name, that it is of the output."""
+    if error.filename is None and error.errno in _FULL:
+        return (
+            f"standard output cannot be written: {error.strerror}; free some space, or redirect it "
+            "to another file"
+        )
+    return str(error)
 
 
 def drop_output() -> None:
-    """Discard output whose reader has gone; else Python reports an error at exit."""
+    """Discard output that nothing takes; else Python reports an error at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

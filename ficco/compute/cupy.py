@@ -188,6 +188,17 @@ class CupyCompute:
         with cupy.cuda.Device(rank):
             return cupy.empty(shape, dtype)
 
+    def repeated(
+        self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int, row: Any = None
+    ) -> Array:
+        """Return a new array for a rank, each row of which is `row`; None: zeros."""
+        with cupy.cuda.Device(rank):
+            array = cupy.zeros(shape, dtype)
+            if row is not None:
+                bits = f"u{array.itemsize}"
+                array.view(bits)[...] = row.view(bits)
+            return array
+
     # ---- GEMMs
 
     def gemm(self, a: Array, b: Array, c: Array, accumulate: bool, add: list[Array]) -> None:

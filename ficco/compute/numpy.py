@@ -84,5 +84,13 @@ class _Numpy:
     def new(self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int) -> Any:
         return np.empty(shape, dtype)
 
+    def repeated(
+        self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int, row: Any = None
+    ) -> Any:
+        array = np.zeros(shape, dtype)
+        if row is not None:
+            array[...] = row
+        return array
+
 
 NUMPY: Library = _Numpy()

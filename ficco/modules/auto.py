@@ -45,7 +45,7 @@ def automatic(
     """
     on_gpu = device.type == "cuda"
     if not on_gpu:
-        host_profile.measure_once(runtime, group)
+        host_profile.measure_once(runtime, group, problem)
     selected = choice(problem, runtime, device)
     if on_gpu and regime() == "captured" and _lacks(runtime, problem, selected.schedule):
         log.info("%s in a capture: %s would be better, but no earlier call has loaded it",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 from ficco.modules import groups
 from ficco.modules.calling import check_dense, check_sized
 
@@ -51,7 +51,7 @@ def empty_like_tables(
         InputError: `dtype` or `device` is invalid, or differs from that of the first table.
     """
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise InputError(f"dtype={dtype!r:.80}: a torch dtype is needed, such as torch.float32")
+        raise InputError(f"dtype={shown(dtype)}: a torch dtype is needed, such as torch.float32")
     if device is not None:
         device = _existing(device)
     if not tables:

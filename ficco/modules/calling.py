@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
+from ficco.checking import check_sum
 from ficco.compute.numpy import NUMPY
 from ficco.compute.torch_dtypes import NAME_OF, PROBLEM_NAME_OF
 from ficco.dtypes import ALL, DTYPES
@@ -168,12 +169,10 @@ class Call:
     def rows_of(self, rows: Sequence[int] | None, total: int | None = None) -> tuple[int, ...]:
         """Return the matrices' rows per rank; `total`: their sum; None: x has this rank's rows."""
         sizes = tuple(int(r) for r in rows) if rows is not None else (self.first,) * self.world
-        if len(sizes) != self.world or min(sizes) < 0:
-            raise InputError(f"rows={list(sizes)}: {self.world} sizes of 0 or more are needed")
+        whole = sum(sizes) if total is None else total
+        check_sum(sizes, "rows", self.world, whole, "the rows of all ranks")
         if total is None and sizes[self.rank] != self.first:
             raise InputError(f"rows[{self.rank}]={sizes[self.rank]}, but x has {self.first} rows")
-        if total is not None and sum(sizes) != total:
-            raise InputError(f"rows={list(sizes)} add up to {sum(sizes)}, not to {total}")
         return tuple(r * math.prod(self.inner) for r in sizes)
 
     def row(self, bias: Tensor, n: int, name: str) -> Tensor:

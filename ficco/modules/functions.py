@@ -31,7 +31,7 @@ from torch.distributed import is_initialized
 
 from ficco import registry
 from ficco.checking import whole_number, whole_numbers
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 from ficco.modules import autograd, bags, groups, operators, torch_library
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import find, key_of
@@ -295,7 +295,7 @@ def _splits(splits: Any) -> list[Any]:
         return [size for row in rows for size in row]
     except TypeError:
         raise InputError(
-            f"splits={splits!r:.80}: one list per rank is needed; splits[s][r] is the number of "
+            f"splits={shown(splits)}: one list per rank is needed; splits[s][r] is the number of "
             "rows from rank s to rank r"
         ) from None
 
@@ -448,11 +448,11 @@ def _copied_list(values: Sequence[Any] | None) -> list[Any] | None:
         axes = None
     if axes is None:
         raise InputError(
-            f"axes={values!r:.80}: a list with 'rows' or 'contraction' per weight is needed"
+            f"axes={shown(values)}: a list with 'rows' or 'contraction' per weight is needed"
         )
     for i, axis in enumerate(axes):
         if not isinstance(axis, str):
-            raise InputError(f"axes[{i}]={axis!r:.80}: 'rows' or 'contraction' is needed")
+            raise InputError(f"axes[{i}]={shown(axis)}: 'rows' or 'contraction' is needed")
     return axes
 
 

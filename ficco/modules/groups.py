@@ -19,7 +19,7 @@ from ficco import compute as computes
 from ficco.checking import positive_seconds, whole_number
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
-from ficco.errors import DevicesRefused, EngineError, InputError
+from ficco.errors import DevicesRefused, EngineError, InputError, shown
 from ficco.logs import log, set_up
 from ficco.machine import Machine
 from ficco.private.finding import ABSENT
@@ -120,7 +120,7 @@ def process_group(group: Any) -> Any:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return group
     raise InputError(
-        f"group={group!r:.80}: a ProcessGroup, its name, a DeviceMesh of one dimension or None "
+        f"group={shown(group)}: a ProcessGroup, its name, a DeviceMesh of one dimension or None "
         "(all ranks) is needed"
     )
 

@@ -33,6 +33,7 @@ from ficco.profiling.host.processes import ProcessRig
 from ficco.profiling.host.profile import processor, profile
 from ficco.profiling.progress import Progress
 from ficco.profiling.writing import write_profile
+from ficco.runtime.call_words import call_in_words
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.selector import profile_for
@@ -66,7 +67,7 @@ def profile_note(runtime: ProcessRuntime) -> str:
     return "" if own is None else own.note
 
 
-def measure_once(runtime: ProcessRuntime, group: Any) -> None:
+def measure_once(runtime: ProcessRuntime, group: Any, problem: Problem) -> None:
     """Give a group on the CPU the profile of this machine, if it has no other.
 
     A collective call, at the group's first call with schedule="auto": rank 0 reads the cached
@@ -75,6 +76,7 @@ def measure_once(runtime: ProcessRuntime, group: Any) -> None:
     Args:
         runtime: the group's runtime on the host engine.
         group: its ProcessGroup.
+        problem: of the call, for messages.
 
     Raises:
         InputError: FICCO_MEASURE is neither 0 nor 1.
@@ -88,7 +90,7 @@ def measure_once(runtime: ProcessRuntime, group: Any) -> None:
         _profiles[runtime] = _GroupProfile(None, "FICCO_MEASURE=0 turns off measuring this machine")
         return
     runtime.check()  # a group that has failed cannot measure
-    _profiles[runtime] = _obtained(runtime, group)
+    _profiles[runtime] = _obtained(runtime, group, call_in_words(problem, None, runtime.rank))
     if runtime.rank == 0:
         level = log.info if _profiles[runtime].machine is not None else log.warning
         level("%s", _profiles[runtime].note)
@@ -124,10 +126,10 @@ def cache_file(world: int, cores: int, compute: str) -> Path:
     return root / "ficco" / f"host-{name}.toml"
 
 
-def _obtained(runtime: ProcessRuntime, group: Any) -> _GroupProfile:
-    """Return a cached or measured profile, the same on every rank of the group."""
+def _obtained(runtime: ProcessRuntime, group: Any, call: str) -> _GroupProfile:
+    """Return a cached or measured profile, the same on every rank; `call` describes the call."""
     world, leads = runtime.world, runtime.rank == 0
-    affinities = runtime.gathered(sorted(os.sched_getaffinity(0)))
+    affinities = runtime.gathered(sorted(os.sched_getaffinity(0)), call)
     local = whole("LOCAL_WORLD_SIZE") if os.environ.get("LOCAL_WORLD_SIZE") else 0
     cores = shared_cores(affinities, world, max(runtime.gathered(local)))
     file = cache_file(world, cores, runtime.compute)

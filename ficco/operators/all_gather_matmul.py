@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 from ficco.operators import blocks
 from ficco.operators.arrays import (
     Library,
     bias_rows,
     biases_of,
+    check_most,
     check_same_dtype,
     common_dtype,
     entry_name,
@@ -172,7 +173,7 @@ def _pose(
     ws: Sequence[Array | Sequence[Array]],
     bias: Sequence[Any] | None = None,
     axes: Sequence[str] | None = None,
-) -> Posed:
+) -> Posed | list[list[Array]]:
     """Return the problem of x_r [m_r, k] and one or several weights per rank, and its inputs."""
     shards = matrices(xs, "xs", library)
     weights = [
@@ -182,14 +183,13 @@ def _pose(
     dtype, k = common_dtype(shards, "xs"), shards[0].shape[1]
     rows = tuple(x.shape[0] for x in shards)
     equal_columns(shards, "xs", "m_r, k")
-    if k < 1 or sum(rows) < 1:
-        raise InputError(f"xs: m={sum(rows)}, k={k}; there is nothing to gather")
+    m = sum(rows)
     kinds = _axes(axes, len(weights[0]))
     biases = biases_of(bias, weights)
     arrays = [{"x": row_contiguous(x, library)} for x in shards]
     outputs = []
     for i, axis in enumerate(kinds):
-        _check_weights(weights, ws, i, axis, (sum(rows), k), dtype)
+        _check_weights(weights, ws, i, axis, (m, k), dtype)
         columns = tuple(entry[i].shape[1] for entry in weights)
         offset = bias_rows([entry[i] for entry in biases], columns, dtype, library)
         operand = "w" if len(kinds) == 1 else f"w{i}"
@@ -198,15 +198,39 @@ def _pose(
             arrays[rank][operand] = weights[rank][i]
             if offset is not None:
                 arrays[rank][f"bias{i}"] = offset[rank]
+    check_most("xs and ws", m=m, k=k, n=max(max(output.columns) for output in outputs))
+    if not (m and k and any(sum(output.columns) for output in outputs)):
+        return [_empty(outputs, arrays[rank], (m, k), rank, library) for rank in range(len(xs))]
     problem = Problem(name, len(xs), rows, k, tuple(outputs), dtype=dtype.name)
     return Posed(problem, arrays)
+
+
+def _empty(
+    outputs: Sequence[Output],
+    arrays: dict[str, Array],
+    size: tuple[int, int],
+    rank: int,
+    library: Library,
+) -> list[Array]:
+    """Return a rank's products where the gathered x [m, k], or every weight, is empty."""
+    m, k = size
+    dtype = arrays["x"].dtype
+    return [
+        library.repeated(
+            (k if output.axis == "contraction" else m, output.columns[rank]), dtype, rank,
+            arrays.get(f"bias{i}"),
+        )
+        for i, output in enumerate(outputs)
+    ]  # fmt: skip
 
 
 def _axes(axes: Any, count: int) -> Sequence[str]:
     if axes is None:
         return ("rows",) * count
     if not isinstance(axes, (tuple, list)):
-        raise InputError(f"axes={axes!r:.80}: a list is needed, 'rows' or 'contraction' per weight")
+        raise InputError(
+            f"axes={shown(axes)}: a list is needed, 'rows' or 'contraction' per weight"
+        )
     if len(axes) != count:
         raise InputError(f"axes has {len(axes)} entries, there are {count} weights per rank")
     for i, axis in enumerate(axes):

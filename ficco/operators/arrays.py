@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from ficco.dtypes import DTYPES
 from ficco.errors import InputError
+from ficco.problem import MOST
 
 __all__ = [
     "Library",
     "bias_rows",
     "biases_of",
+    "check_most",
     "check_same_dtype",
     "common_dtype",
     "entry_name",
@@ -57,12 +59,18 @@ class Library(Protocol):
     def new(self, shape: tuple[int, int], dtype: Any, rank: int) -> Any:
         """Return a new array for a rank."""
 
+    def repeated(self, shape: tuple[int, int], dtype: Any, rank: int, row: Any = None) -> Any:
+        """Return a new array for a rank, each row of which is `row` [1, columns]; None: zeros."""
+
 
 def integer_row(array: Any, name: str, rank: int, library: Library) -> Array:
     """Return a one-dimensional int64 array as [1, count]."""
     _check_library(array, name, rank, library)
     if array.dtype.name != "int64" or array.ndim != 1:
-        raise InputError(f"{name}: a one-dimensional int64 array is needed")
+        raise InputError(
+            f"{name}: {array.dtype.name} of shape {list(array.shape)} found; a one-dimensional "
+            "int64 array is needed"
+        )
     row: Array = library.contiguous(array).reshape(1, -1)
     return row
 
@@ -137,6 +145,13 @@ def equal_columns(arrays: Sequence[Array], name: str, shape: str) -> None:
                 f"{name}[{rank}] has {array.shape[1]} columns, {name}[0] has "
                 f"{arrays[0].shape[1]}; all are [{shape}]"
             )
+
+
+def check_most(arguments: str, **sizes: int) -> None:
+    """Reject sizes above MOST, by name, such as m, n and k; `arguments` are the arrays' names."""
+    for name, size in sizes.items():
+        if size > MOST:
+            raise InputError(f"{arguments} have {name}={size}; {name} may be at most {MOST}")
 
 
 def biases_of(bias: Sequence[Any] | None, weights: list[list[Array]], flat: bool = False) -> Any:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ficco.checking import whole_numbers
+from ficco.checking import check_sum, whole_numbers
 from ficco.errors import InputError
 from ficco.operators.arrays import (
     Library,
+    check_most,
     common_dtype,
     equal_columns,
     integer_row,
@@ -157,7 +158,7 @@ def _pose(
     indices: Sequence[Sequence[Array]],
     offsets: Sequence[Sequence[Array]],
     rows: Sequence[int] | None = None,
-) -> Posed:
+) -> Posed | list[list[Array]]:
     """Return the problem of tables [rows, d], indices and offsets of the batch, and its inputs."""
     world = len(tables)
     tables, indices, offsets = (
@@ -170,7 +171,7 @@ def _pose(
         for i, table in enumerate(own_tables)
     ]
     if not flat:
-        raise InputError("tables: no rank has any")
+        raise InputError("tables: the lists of all ranks are empty; give at least one table")
     dtype = common_dtype(flat, "tables")
     equal_columns(flat, "tables", "rows, d")
     arrays = [
@@ -179,10 +180,15 @@ def _pose(
     ]
     batch = _batch(arrays)
     sizes = chunk_sizes(batch, world) if rows is None else whole_numbers(rows, "rows")
-    if len(sizes) != world or sum(sizes) != batch or min(sizes) < 0 or batch < 1:
-        raise InputError(f"rows={list(sizes)}: {world} sizes that add up to the batch, {batch}")
+    check_sum(sizes, "rows", world, batch, "the number of offsets of each table")
+    dimension = flat[0].shape[1]
+    check_most("tables", d=dimension)
+    if not (batch and dimension):  # nothing is sent
+        return [
+            [library.repeated((sizes[r], dimension * len(flat)), dtype, r)] for r in range(world)
+        ]
     problem = Problem(
-        name, world, sizes, 1, (Output((flat[0].shape[1],) * world),), dtype.name,
+        name, world, sizes, 1, (Output((dimension,) * world),), dtype.name,
         tables=tuple(tuple(table.shape[0] for table in own_tables) for own_tables in tables),
         lookups=tuple(tuple(len(index) for index in own_indices) for own_indices in indices),
     )  # fmt: skip
@@ -218,17 +224,18 @@ def _pose_rank(
 
 def _batch(arrays: Sequence[Arrays]) -> int:
     """Return the number of bags of every table."""
-    batch = None
-    for rank, own_arrays in enumerate(arrays):
-        starts = [array for name, array in own_arrays.items() if name.startswith("offsets")]
-        for i, start in enumerate(starts):
-            batch = start.size if batch is None else batch
-            if start.size != batch:
-                raise InputError(
-                    f"offsets[{rank}][{i}] has {start.size} entries, others have {batch}"
-                )
-    assert batch is not None
-    return int(batch)
+    counts = {
+        f"offsets[{rank}][{i}]": int(own_arrays[f"offsets{i}"].size)
+        for rank, own_arrays in enumerate(arrays)
+        for i in range(len(own_arrays) // 3)
+    }
+    first, batch = next(iter(counts.items()))
+    for name, count in counts.items():
+        if count != batch:
+            raise InputError(
+                f"{name} has {count} entries, {first} has {batch}; all need one per bag"
+            )
+    return batch
 
 
 def _of_tables(entry: Any, name: str) -> list[Any]:
@@ -240,12 +247,31 @@ def _of_tables(entry: Any, name: str) -> list[Any]:
 
 def _check_bags(index: Array, start: Array, height: int, where: str) -> None:
     begins_at_0 = not start.size or start[0] == 0
-    if not begins_at_0 or (start[1:] < start[:-1]).any() or (start > index.size).any():
-        raise InputError(
-            f"offsets{where}: they must begin at 0, never fall, and stay within indices"
-        )
-    if index.size and not (index.min() >= 0 and index.max() < height):
-        raise InputError(f"indices{where}: found beyond the {height} rows of the table")
+    fits = begins_at_0 and not (start[1:] < start[:-1]).any() and not (start > index.size).any()
+    if not fits or (index.size and not (index.min() >= 0 and index.max() < height)):
+        raise _wrong_bags(index, start, height, where)
+
+
+def _wrong_bags(index: Array, start: Array, height: int, where: str) -> InputError:
+    """Return the error about the first wrong offset, or else the first wrong index."""
+    indices, before = index.tolist(), 0
+    for at, offset in enumerate(start.tolist()):
+        found = f"offsets{where}[{at}]={offset}"
+        if at == 0 and offset != 0:
+            return InputError(f"{found}: the first offset must be 0")
+        if offset < before:
+            return InputError(f"{found}: an offset must not be below the one before, {before}")
+        if offset > len(indices):
+            return InputError(
+                f"{found}: an offset may be at most {len(indices)}, the number of entries of "
+                f"indices{where}"
+            )
+        before = offset
+    at = next(at for at, row in enumerate(indices) if not 0 <= row < height)
+    return InputError(
+        f"indices{where}[{at}]={indices[at]}: an index must be 0 or more and below {height}, the "
+        f"number of rows of tables{where}"
+    )
 
 
 # ---- the function of PyTorch:
@@ -328,12 +354,9 @@ def _check_local_bags(index: Array, start: Array, height: int, batch: int, i: in
     if index.is_cuda:
         return
     rising = batch == 0 or (int(start[0]) == 0 and not bool((start[1:] < start[:-1]).any()))
-    if not rising or bool((start > index.numel()).any()):
-        raise InputError(
-            f"offsets[{i}]: {batch} entries that begin at 0, never fall and stay within indices"
-        )
-    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < height):
-        raise InputError(f"indices[{i}]: found beyond the {height} rows of the table")
+    fits = rising and not bool((start > index.numel()).any())
+    if not fits or (index.numel() and not (int(index.min()) >= 0 and int(index.max()) < height)):
+        raise _wrong_bags(index, start, height, f"[{i}]")
 
 
 def _keep(tensors: Sequence[Any], rest: Any, needs: Any, ys: Any) -> list[Any]:

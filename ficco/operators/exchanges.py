@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ficco.checking import whole_numbers
-from ficco.errors import InputError
+from ficco.checking import check_sum, whole_numbers
+from ficco.errors import InputError, shown
 from ficco.operators.arrays import (
     Library,
+    check_most,
     common_dtype,
     equal_columns,
     matrices,
@@ -65,7 +66,10 @@ def check(problem: Problem) -> None:
     for rank, row in enumerate(p.splits):
         check_per_rank(f"splits[{rank}]", row, p.world)
         if sum(row) != p.rows[rank]:
-            raise InputError(f"splits[{rank}] add up to {sum(row)}, but rows are {p.rows[rank]}")
+            raise InputError(
+                f"splits[{rank}]={shown(list(row))} add up to {shown(sum(row))}, but "
+                f"rows[{rank}]={p.rows[rank]}"
+            )
 
 
 def fields(world: int, m: int, n: int, k: int, rows: Sequence[int]) -> dict[str, Any]:
@@ -141,7 +145,7 @@ def pose(
     xs: Sequence[Array],
     ws: Sequence[Array],
     splits: Sequence[Sequence[int]],
-) -> Posed:
+) -> Posed | list[list[Array]]:
     """Return the problem of x_r [rows, k] in row blocks and w_r [k, n], and its inputs."""
     world = len(xs)
     shards, weights = matrices(xs, "xs", library), matrices(ws, "ws", library)
@@ -152,18 +156,17 @@ def pose(
         if w.shape[0] != k:
             raise InputError(f"ws[{rank}] has {w.shape[0]} rows, xs have k={k} columns")
     if not isinstance(splits, (tuple, list)) and getattr(splits, "ndim", 0) < 1:
-        raise InputError(f"splits: {type(splits).__name__} found; give a list per rank")
+        raise InputError(f"splits={shown(splits)}: a list per rank is needed, splits[s][r]")
     table = tuple(whole_numbers(row, f"splits[{s}]") for s, row in enumerate(splits))
-    if len(table) != world or any(len(row) != world or min(row) < 0 for row in table):
-        raise InputError(f"splits: {world} x {world} sizes of 0 or more are needed, splits[s][r]")
+    if len(table) != world:
+        raise InputError(f"splits has {len(table)} lists; {world} are needed, one per source rank")
     for rank, (x, row) in enumerate(zip(shards, table, strict=True)):
-        if x.shape[0] != sum(row):
-            raise InputError(
-                f"xs[{rank}] has {x.shape[0]} rows, splits[{rank}]={list(row)} add up to {sum(row)}"
-            )
+        check_sum(row, f"splits[{rank}]", world, x.shape[0], f"the rows of xs[{rank}]")
     rows, n = tuple(x.shape[0] for x in shards), weights[0].shape[1]
-    if sum(rows) < 1 or k < 1 or n < 1:
-        raise InputError(f"m={sum(rows)}, k={k}, n={n}: sizes are 1 or more")
+    check_most("xs and ws", m=sum(rows), k=k, n=n)
+    if not (sum(rows) and k and n):  # nothing is sent
+        arriving = [sum(row[rank] for row in table) for rank in range(world)]
+        return [[library.repeated((high, n), dtype, r)] for r, high in enumerate(arriving)]
     problem = Problem(op, world, rows, k, (Output((n,) * world),), dtype.name, splits=table)
     arrays = [
         {"x": row_contiguous(x, library), "w": w} for x, w in zip(shards, weights, strict=True)
@@ -206,12 +209,11 @@ def splits_table(call: Any, flat: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return splits[s][r]; check that this rank's row adds up to the rows of x."""
     world = call.world
     if len(flat) != world * world:
-        raise InputError(f"splits: {world} x {world} sizes are needed, splits[s][r]")
-    table = tuple(tuple(flat[s * world : (s + 1) * world]) for s in range(world))
-    if sum(table[call.rank]) != call.first:
         raise InputError(
-            f"x has {call.first} rows, splits[{call.rank}] add up to {sum(table[call.rank])}"
+            f"splits has {len(flat)} sizes; {world} x {world} are needed, splits[s][r]"
         )
+    table = tuple(tuple(flat[s * world : (s + 1) * world]) for s in range(world))
+    check_sum(table[call.rank], f"splits[{call.rank}]", world, call.first, "the rows of x")
     return table
 
 

@@ -39,8 +39,10 @@ def _pose(
     xs: Sequence[Array | Sequence[Array]],
     ws: Sequence[Array | Sequence[Array]],
     bias: Sequence[Any] | None = None,
-) -> Posed:
-    posed = reductions.pose(name, library, xs, ws, None, bias)
+) -> Posed | list[list[Array]]:
+    posed = reductions.pose(name, library, xs, ws, None, bias, whole=True)
+    if not isinstance(posed, Posed):
+        return posed
     if posed.problem.outputs[0].bias and library.immediate:
         rows = [arrays["bias0"].tobytes() for arrays in posed.arrays]
         for rank, row in enumerate(rows):

@@ -22,7 +22,7 @@ def _pose(
     xs: Sequence[Array],
     ws: Sequence[Array],
     splits: Sequence[Sequence[int]],
-) -> Posed:
+) -> Posed | list[list[Array]]:
     return exchanges.pose(name, library, xs, ws, splits)
 
 

@@ -39,7 +39,7 @@ def _pose(
     ws: Sequence[Array | Sequence[Array]],
     rows: Sequence[int] | None = None,
     bias: Sequence[Any] | None = None,
-) -> Posed:
+) -> Posed | list[list[Array]]:
     return reductions.pose(name, library, xs, ws, rows, bias)
 
 

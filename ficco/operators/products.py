@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ficco.errors import InputError
+from ficco.errors import InputError, shown
 from ficco.problem import Output, Problem
 from ficco.registry import Array, Draw, Operand
 from ficco.symbolic import Content, Source, dot, row_of
@@ -29,7 +29,11 @@ def check_one_output(problem: Problem) -> None:
     """Reject several outputs, axes other than rows, and columns that differ between ranks."""
     only = problem.outputs[0]
     if len(problem.outputs) > 1 or only.axis != "rows" or len(set(only.columns)) > 1:
-        raise InputError(f"{problem.op} has one output, along rows, with the same n on every rank")
+        found = [(output.axis, output.columns) for output in problem.outputs]
+        raise InputError(
+            f"outputs: (axis, columns) are {shown(found)}; {problem.op} has one output, along "
+            "rows, with the same columns on every rank"
+        )
 
 
 def weight_operand(problem: Problem, output: Output, name: str, inner: int, rank: int) -> Operand:

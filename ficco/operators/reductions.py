@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ficco.checking import whole_numbers
-from ficco.errors import InputError
+from ficco.checking import check_sum, whole_numbers
+from ficco.errors import InputError, shown
 from ficco.operators.arrays import (
     Library,
     bias_rows,
     biases_of,
+    check_most,
     common_dtype,
     entry_name,
     listed,
@@ -52,14 +53,15 @@ def check(problem: Problem) -> None:
     check_one_output(p)
     check_per_rank("depths", p.depths, p.world)
     if sum(p.depths) != p.k:
-        raise InputError(f"depths={list(p.depths)} add up to {sum(p.depths)}, but k={p.k}")
+        found = f"depths={shown(list(p.depths))} add up to {shown(sum(p.depths))}"
+        raise InputError(f"{found}, but k={p.k}")
     if p.pairs and len(p.pairs) != p.world:
         raise InputError(f"pairs: {len(p.pairs)} entries found, {p.world} are needed, one per rank")
     for rank, depths in enumerate(p.pairs):
         if not depths or min(depths) < 0 or sum(depths) != p.depths[rank]:
             raise InputError(
-                f"pairs[{rank}]={list(depths)}: one depth or more is needed, each 0 or more, and "
-                f"they add up to depths[{rank}]={p.depths[rank]}"
+                f"pairs[{rank}]={shown(list(depths))}: one depth or more is needed, each 0 or "
+                f"more, and they add up to depths[{rank}]={p.depths[rank]}"
             )
 
 
@@ -142,27 +144,46 @@ def pose(
     ws: Sequence[Array | Sequence[Array]],
     rows: Sequence[int] | None,
     bias: Sequence[Any] | None,
-) -> Posed:
-    """Return the problem of x_r [m, k_r] and w_r [k_r, n], or several of each, and its inputs."""
+    whole: bool = False,
+) -> Posed | list[list[Array]]:
+    """Return the problem of x_r [m, k_r] and w_r [k_r, n], or several of each, and its inputs.
+
+    Args:
+        op: the name of the operator.
+        library: of the arrays.
+        xs: per rank an array or several.
+        ws: per rank an array or several.
+        rows: per rank, the rows of the sum that it gets; None: torch.chunk's rule.
+        bias: per rank a bias, or None.
+        whole: whether every rank gets the whole sum.
+    """
     arrays, m, n = _pairs(xs, ws, library)
     world = len(xs)
     matrices = [array for inputs in arrays for array in inputs.values()]
     dtype = common_dtype(matrices, "xs and ws")
     sizes = chunk_sizes(m, world) if rows is None else whole_numbers(rows, "rows")
-    if len(sizes) != world or sum(sizes) != m or min(sizes) < 0:
-        raise InputError(f"rows={list(sizes)}: {world} sizes of 0 or more that add up to m={m}")
+    check_sum(sizes, "rows", world, m, "the rows of each of xs")
     pairs = tuple(
         tuple(array.shape[1] for name, array in inputs.items() if name.startswith("x"))
         for inputs in arrays
     )
     depths = tuple(sum(rank_depths) for rank_depths in pairs)
-    if m < 1 or sum(depths) < 1 or n < 1:
-        raise InputError(f"m={m}, k={sum(depths)}, n={n}: sizes are 1 or more")
+    k = sum(depths)
+    check_most("xs and ws", m=m, k=k, n=n)
     columns = (n,) * world
     biases = biases_of(bias, [[inputs["w"]] for inputs in arrays], flat=True)
     offset = bias_rows(biases, columns, dtype, library)
+    if not (m and k and n):  # nothing is sent
+        return [
+            [
+                library.repeated(
+                    (m if whole else sizes[rank], n), dtype, rank, offset and offset[rank]
+                )
+            ]
+            for rank in range(world)
+        ]
     problem = Problem(
-        op, world, sizes, sum(depths), (Output(columns, bias=offset is not None),), dtype.name,
+        op, world, sizes, k, (Output(columns, bias=offset is not None),), dtype.name,
         depths=depths, pairs=pairs if max(map(len, pairs)) > 1 else (),
     )  # fmt: skip
     for rank, row in enumerate(offset or ()):

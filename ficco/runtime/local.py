@@ -115,7 +115,7 @@ class LocalRuntime:
             self._run(self._bind(plan), plan.digest, arrays)
 
     def _bind(self, plan: Plan) -> list[host.BoundProgram]:
-        self._check_alive()
+        self.check()
         need = max(window_places(entry.buffers)[1] for entry in plan.ranks)
         grows = need > self._group.capacity
         size = 2 * self.world * need if grows else 0
@@ -144,7 +144,8 @@ class LocalRuntime:
                 "threads; make a new node in this process"
             )
 
-    def _check_alive(self) -> None:
+    def check(self) -> None:
+        """Raise EngineError if the runtime is closed, or an earlier call has failed."""
         if self._closed:
             raise EngineError("this node is closed; make a new one")
         if self._group.failure() is not None:
@@ -154,7 +155,7 @@ class LocalRuntime:
             )
 
     def _run(self, bound: list[host.BoundProgram], digest: int, arrays: Sequence[Arrays]) -> None:
-        self._check_alive()
+        self.check()
         copy = self._calls % 2  # plans with mailboxes rely on copies that alternate
         self._calls += 1
         self._last = bound

@@ -182,7 +182,7 @@ class CudaLocalRuntime:
                 "works"
             )
         with self._lock:
-            self._check_alive()
+            self.check()
             streams = [self._compute.current(rank) for rank in range(self.world)]
             bound = self._bound.get(
                 problem, schedule, lambda: self._bind(problem, schedule, streams)
@@ -428,7 +428,8 @@ class CudaLocalRuntime:
         if self._closed:
             raise EngineError("this node is closed; make a new one")
 
-    def _check_alive(self) -> None:
+    def check(self) -> None:
+        """Raise EngineError if the runtime is closed, or an earlier call has failed."""
         self._check_open()
         for device in self._place.devices:  # finds kernels that gave up before the watchdog does
             device.settle()

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from ficco.problem import Problem
 from ficco.runtime import forks
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
+from ficco.runtime.call_words import call_in_words, known_calls_in_words
 from ficco.runtime.failures import (
     ALIKE,
     Failure,
@@ -36,7 +37,16 @@ from ficco.runtime.failures import (
     raiser_of,
 )
 from ficco.runtime.members import members_of, note_turn
-from ficco.runtime.peers import Breaks, condition_of, refusal_of_a_peer, someone_left
+from ficco.runtime.peers import (
+    Breaks,
+    condition_of,
+    difference_in_calls,
+    lateness,
+    overtaken_by_a_peer,
+    rank_ahead,
+    refusal_of_a_peer,
+    someone_left,
+)
 from ficco.runtime.rendezvous import Agenda, Facts, Rendezvous
 from ficco.schedule import Schedule
 from ficco.target import HOST, Target
@@ -123,15 +133,21 @@ class ProcessRuntime:
     def _agree_to_open(self) -> None:
         """Meet all ranks before windows are made; raise on all ranks if they cannot be made."""
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any, call: str = "") -> list[Any]:
         """Return the JSON values of all ranks, by rank. A collective call.
+
+        Args:
+            value: of this rank.
+            call: a sentence about the call for which the ranks meet; empty: none.
 
         Raises:
             EngineError: a rank has left; TimeoutExceeded: one did not arrive within `timeout_s`.
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
-        return self._rendezvous.gather("exchange data", value, self._timeout_s)
+        return self._rendezvous.gather(
+            "exchange data", value, self._timeout_s, call, self._overtaken(call)
+        )
 
     @property
     def compute(self) -> str:
@@ -203,7 +219,7 @@ class ProcessRuntime:
             roomy = have.grown(need)
             if most is not None and 2 * self.world * sum(roomy) > most:
                 roomy = least
-            call = _call_in_words(problem, schedule, self.rank)
+            call = call_in_words(problem, schedule, self.rank)
             self._meet("grow the windows", roomy, digest, call)
         return Call(problem, schedule, digest, self._bound_program(plan, digest))
 
@@ -320,6 +336,7 @@ class ProcessRuntime:
             self._join,
             (lambda: None) if opening or resetting else self._breaks(),
             self._absence,
+            self._overtaken(call),
         )
         try:
             group = self._rendezvous.meet(agenda, self._timeout_s)
@@ -327,12 +344,27 @@ class ProcessRuntime:
             raise  # on all ranks; the windows are unchanged
         except BaseException as error:
             if not (opening or resetting):
-                self._group.fail(self.rank)  # so the others do not wait for this rank's call
-                if isinstance(error, EngineError):  # the text only: its frames hold the windows
+                wrong = isinstance(error, EngineError)
+                if wrong:  # the text only: its frames hold the windows
                     self._rendezvous_error = str(error)
+                if not (
+                    wrong and self._counts_calls and rank_ahead(self._group, self.rank) is not None
+                ):
+                    self._group.fail(self.rank)  # so the others do not wait for this rank's call
             raise
         self._rendezvous_error = ""
         self._move_to(group)
+
+    @property
+    def _counts_calls(self) -> bool:
+        """Whether the state of a rank counts all of its calls: no graph repeats them."""
+        return True
+
+    def _overtaken(self, call: str) -> Callable[[], EngineError | None]:
+        """Return a check whether a peer makes another call than `call`, for which ranks meet."""
+        if not call or not self._groups or not self._counts_calls:
+            return lambda: None
+        return partial(overtaken_by_a_peer, self._group, self.rank, call, RESET)
 
     def _breaks(self) -> Breaks:
         return Breaks(self._failure, lambda: refusal_of_a_peer(self._group, self.rank, RESET))
@@ -381,6 +413,8 @@ class ProcessRuntime:
         refusal = ""
         if failure[4] == "refused":
             refusal = self._group.refusal(failure[0])
+            if self._begun(failure):  # tell the rank that refused it, which call this is
+                self._group.refuse(self.rank, self._own_call_note())
         return error_of(
             failure, partial(self._step_name, failure), RESET, self._timeout_s,
             self._notes(failure), refusal, someone_left(self._group, self.rank),
@@ -407,58 +441,34 @@ class ProcessRuntime:
         """Say which ranks have left or stalled, and whether the rank waited for is late."""
         digests = differing_digests(failure)
         if digests:
-            return " ".join(self._calls_in_words(digests))
+            return " ".join(known_calls_in_words(self._bound, digests, self.rank))
         notes = self._conditions_by_rank()
+        if failure[4] == "refused" and self._begun(failure):
+            notes[self.rank] = self._own_call_note()
         if failure[4] == "stopped" and failure[0] != self.rank and not any(notes.values()):
             time.sleep(_BEATS_S)  # the stopped rank may see a death before the watchdog does
             notes = self._conditions_by_rank()
         word = failed_word(failure)
         waiter = failure[0]
         if word is not None and not notes[raiser := raiser_of(word)]:
-            waiting = shared_memory.state_of(self._group, waiter)
-            raising = shared_memory.state_of(self._group, raiser)
-            if raising.calls < waiting.calls:
-                notes[raiser] = (
-                    f"Rank {raiser} runs, but has begun {raising.calls} calls and rank {waiter} "
-                    f"{waiting.calls}."
-                )
-            elif raising.digest != waiting.digest:
-                notes[raiser] = (
-                    f"Rank {raiser} runs another call than rank {waiter}.{self._own_call_note()}"
-                )
+            notes[raiser] = lateness(self._group, waiter, raiser, self._own_call_note())
         return " ".join(note for note in notes.values() if note)
+
+    def _begun(self, failure: Failure) -> bool:
+        """Return whether this rank has begun the call that another rank has refused."""
+        return shared_memory.state_of(self._group, self.rank).calls > failure[6]
 
     def _own_call_note(self) -> str:
         """Return a sentence about this rank's last call, or an empty string."""
         last = self._last
-        return "" if last is None else f" {_call_in_words(last.problem, last.schedule, self.rank)}"
-
-    def _calls_in_words(self, digests: Mapping[int, int]) -> list[str]:
-        """Return a sentence about each rank's call whose digest this rank knows.
-
-        Digests leave out sizes that only the rank itself knows, and so do sentences about others.
-        """
-        known = {call.digest: call for call in self._bound}
-        return [
-            _call_in_words(known[digest].problem, known[digest].schedule, rank, rank == self.rank)
-            for rank, digest in digests.items()
-            if digest in known
-        ]
+        return "" if last is None else call_in_words(last.problem, last.schedule, self.rank)
 
     def _absence(self, rank: int) -> str:
         """Return a sentence about a rank missing from a rendezvous, or an empty string."""
         condition = self._condition(rank)
         if condition or not self._groups:
             return condition
-        missing_calls, own_calls = (
-            shared_memory.state_of(self._groups[0], r).calls for r in (rank, self.rank)
-        )
-        if missing_calls == own_calls:
-            return ""
-        return (
-            f"Rank {rank} runs, and has begun {missing_calls} calls where rank {self.rank} has "
-            f"{own_calls}."
-        )
+        return difference_in_calls(self._groups[0], self.rank, rank)
 
     def _conditions_by_rank(self) -> dict[int, str]:
         return {rank: self._condition(rank) for rank in range(self.world)}
@@ -468,14 +478,6 @@ class ProcessRuntime:
         if rank == self.rank or not self._groups:
             return ""
         return condition_of(self._groups[0], rank, self._rendezvous.pids[rank])
-
-
-def _call_in_words(p: Problem, schedule: Schedule, rank: int, own: bool = True) -> str:
-    sizes = f"{p.m}x{p.n}x{p.k}" if own else f"{p.m} rows, {p.agreed()['width']} columns to send"
-    return (
-        f"Rank {rank} runs {p.op} of {sizes}, rows {list(p.rows)}, {p.dtype}, by "
-        f"{schedule.name}, grain {schedule.grain_text}."
-    )
 
 
 def _room_facts(sizes: WindowBytes) -> Facts:

@@ -266,6 +266,11 @@ class CudaProcessRuntime(ProcessRuntime):
         """Return whether `load` found no room, on all ranks, since the windows last grew."""
         return (json.dumps(problem.agreed()), schedule) in self._without_room
 
+    @property
+    def _counts_calls(self) -> bool:
+        """See `ProcessRuntime`: replays of graphs are not counted."""
+        return not self._captured
+
     def _check_alive(self) -> None:
         for place in self._places:  # finds kernels that gave up before the watchdog does
             place.device.settle()

@@ -40,6 +40,8 @@ class Agenda(NamedTuple):
         join: called by every rank with that pair; the descriptor is closed afterwards.
         broken: polled while waiting; returns an error that makes waiting pointless, or None.
         condition: returns a sentence about a missing rank, or an empty string.
+        overtaken: polled until all ranks have arrived; returns the error if a peer makes another
+            call instead, or None. Later a peer may be ahead because it left the rendezvous first.
     """
 
     what: str
@@ -48,6 +50,7 @@ class Agenda(NamedTuple):
     join: Callable[[Any, Facts], Any]
     broken: Callable[[], Exception | None]
     condition: Callable[[int], str]
+    overtaken: Callable[[], Exception | None] = lambda: None
 
 
 class _Ended(Exception):
@@ -120,15 +123,31 @@ class Rendezvous:
         except _Ended as ended:
             raise _unpacked_error(ended.verdict) from None
 
-    def gather(self, what: str, value: Any, timeout_s: float) -> list[Any]:
-        """Return the JSON values of all ranks, by rank. Raises as `meet`."""
+    def gather(
+        self,
+        what: str,
+        value: Any,
+        timeout_s: float,
+        call: str = "",
+        overtaken: Callable[[], Exception | None] = lambda: None,
+    ) -> list[Any]:
+        """Return the JSON values of all ranks, by rank. Raises as `meet`.
+
+        Args:
+            what: the purpose, equal on all ranks.
+            value: of this rank.
+            timeout_s: how long to wait for the others.
+            call: a sentence about the call for which the ranks meet; empty: none.
+            overtaken: see `Agenda`.
+        """
         agenda = Agenda(
             what,
-            {"brings": json.loads(json.dumps(value))},  # the leader's value is converted too
+            {"brings": json.loads(json.dumps(value)), "call": call},  # the leader's value, too
             lambda brought: (None, {"all": [facts["brings"] for facts in brought]}),
             lambda _, facts: facts["all"],
             lambda: None,
             lambda rank: "",
+            overtaken,
         )
         values: list[Any] = self.meet(agenda, timeout_s)
         return values
@@ -155,25 +174,31 @@ class Rendezvous:
         begin = time.monotonic()
         asks: dict[int, Facts] = {}
         while len(asks) < self.world - 1:
-            for rank, message in self._listen(agenda, begin + timeout_s):
+            for rank, message in self._listen(agenda, begin + timeout_s, arriving=True):
                 if message["say"] == "ask":
                     asks[rank] = message
                     turns[rank] = message["turn"]
                     self._send(rank, {"say": "here", "turn": message["turn"]})
                 elif message["say"] == "withdraw" and turns.get(rank) == message["turn"]:
                     del asks[rank], turns[rank]
+            self._compare(agenda, {r: ask for r, ask in asks.items() if ask["facts"].get("call")})
             if time.monotonic() > begin + timeout_s:
                 missing = set(self._peers) - set(asks)
                 late = {rank: agenda.condition(rank) for rank in missing}
                 raise _Ended.late(self.rank, agenda.what, late, time.monotonic() - begin)
+        self._compare(agenda, asks)
+        return [agenda.facts, *(asks[rank]["facts"] for rank in range(1, self.world))]
+
+    def _compare(self, agenda: Agenda, asks: Mapping[int, Facts]) -> None:
+        """End the rendezvous if a rank has come for another purpose."""
         for rank, ask in sorted(asks.items()):
             if ask["what"] != agenda.what:
+                calls = f"{agenda.facts.get('call', '')} {ask['facts'].get('call', '')}".strip()
                 raise _Ended(
                     "engine",
-                    text=f"rank {rank} came to {ask['what']}, rank {self.rank} to {agenda.what}; "
-                    "make the same calls on every rank, or call reset() on every rank",
+                    text=f"rank {rank} came to {ask['what']}, rank {self.rank} to {agenda.what}. "
+                    f"{calls} Make the same calls on every rank, or call reset() on every rank.",
                 )
-        return [agenda.facts, *(asks[rank]["facts"] for rank in range(1, self.world))]
 
     def _wait_for_joined(self, agenda: Agenda, turns: dict[int, int], timeout_s: float) -> None:
         begin = time.monotonic()
@@ -193,13 +218,13 @@ class Rendezvous:
 
     def _follow(self, agenda: Agenda, timeout_s: float) -> Any:
         turn, begin = self._turn, time.monotonic()
-        deadline = begin + timeout_s
+        deadline, arriving = begin + timeout_s, True
         result = None
         try:
             ask = {"say": "ask", "turn": turn, "what": agenda.what, "facts": agenda.facts}
             self._send(LEADER, ask)
             while True:
-                for _, message in self._listen(agenda, deadline):
+                for _, message in self._listen(agenda, deadline, arriving):
                     memory = message.pop("memory", None)
                     if message["turn"] != turn:  # from a rendezvous that this rank has left
                         if memory is not None:
@@ -207,6 +232,7 @@ class Rendezvous:
                         continue
                     deadline = time.monotonic() + timeout_s + _GRACE_S
                     if message["say"] == "memory":
+                        arriving = False
                         result = self._join(agenda, turn, memory, message["facts"])
                     elif message["say"] == "end":
                         raise _Ended(**message["verdict"])
@@ -242,14 +268,17 @@ class Rendezvous:
 
     # ---- messages
 
-    def _listen(self, agenda: Agenda, deadline: float) -> Iterator[tuple[int, Facts]]:
+    def _listen(
+        self, agenda: Agenda, deadline: float, arriving: bool = False
+    ) -> Iterator[tuple[int, Facts]]:
         """Yield the messages that have arrived, or nothing after a short wait.
 
         A message's "memory" is the file descriptor that arrived with it. Raises if a rank has left
-        or the group has failed, because further waiting is pointless.
+        or the group has failed, because further waiting is pointless. `arriving`: not all ranks are
+        known to have arrived.
         """
         # Check first, raise last: a rank sends its message here before it fails the group.
-        error = agenda.broken()
+        error = agenda.broken() or (agenda.overtaken() if arriving else None)
         wait_s = 0.0 if error else max(0.0, min(_POLL_S, deadline - time.monotonic()))
         readable = ready(list(self._peers.values()), wait_s)
         for rank, peer in self._peers.items():

@@ -41,7 +41,7 @@ from typing import Any
 
 from ficco import data, reading, registry
 from ficco.dtypes import DTYPES
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -149,39 +149,46 @@ class Book:
             InputError: a field is missing, unknown or wrong.
         """
         heads = ("machine", "ficco", "driver", "date")
-        _check_fields(table, (*heads, "points"), f"book {name!r}", ("kernels", "signals"))
+        needed = (*heads, "points")
+        reading.check_known(table, (*needed, "kernels", "signals"), f"book {name!r}", needed)
         points = []
         if not isinstance(table["points"], list):
-            raise InputError(f"book {name!r}: points are a list of tables, [[points]]")
+            raise InputError(
+                f"book {name!r}: points={shown(table['points'])}: a list of tables, [[points]], is "
+                "needed"
+            )
         for number, entry in enumerate(table["points"]):
             where = f"book {name!r}, points[{number}]"
-            _check_fields(
-                entry,
-                (*NAMED_FIELDS, *SIZES, "ms", "serial_ms", "schedule"),
-                where,
-            )
+            fields = (*NAMED_FIELDS, *SIZES, "ms", "serial_ms", "schedule")
+            reading.check_known(entry, fields, where, fields)
             sizes = [reading.whole(entry[size], f"{where}: {size}") for size in SIZES]
             times = [
                 reading.number(entry[time], f"{where}: {time}") for time in ("ms", "serial_ms")
             ]
             # piece_bytes is 0 for one rank, or for ranks without rows.
-            if min(sizes[:-1]) < 1 or sizes[-1] < 0 or min(times) <= 0:
-                raise InputError(f"{where}: sizes and times are positive, piece_bytes may be 0")
+            for field in (*SIZES, "ms", "serial_ms"):
+                if entry[field] < 0 or (entry[field] == 0 and field != "piece_bytes"):
+                    least = "0 or more" if field == "piece_bytes" else "a number above 0"
+                    raise InputError(f"{where}: {field}={shown(entry[field])}: {least} is needed")
             if not isinstance(entry["schedule"], Mapping):
-                raise InputError(f"{where}: schedule is a table of axes")
-            schedule = Schedule.from_toml(entry["schedule"], where)
-            if schedule.grain == "world" or "machine" in (
-                schedule.route, schedule.order, schedule.transport,
-            ):  # fmt: skip
-                raise InputError(
-                    f"{where}: grain, route, order and transport must have the measured values, "
-                    "not 'world' or 'machine'"
-                )
-            for word, values in (("op", registry.names()), ("dtype", DTYPES), ("regime", REGIMES)):
-                if entry[word] not in values:
+                found = shown(entry["schedule"])
+                raise InputError(f"{where}: schedule={found}: a table of axes is needed")
+            try:
+                schedule = Schedule.from_json(entry["schedule"])
+            except InputError as wrong:
+                raise InputError(f"{where}, schedule: {wrong}") from None
+            for axis in ("grain", "route", "order", "transport"):
+                if (value := getattr(schedule, axis)) in ("world", "machine"):
                     raise InputError(
-                        f"{where}: {word}={entry[word]!r}{closest(str(entry[word]), values)}; it "
-                        f"is one of {', '.join(values)}"
+                        f"{where}: schedule.{axis}={value!r}: the measured value is needed, not "
+                        "'world' or 'machine'"
+                    )
+            for word, values in (("op", registry.names()), ("dtype", DTYPES), ("regime", REGIMES)):
+                if not isinstance(entry[word], str) or entry[word] not in values:
+                    near = closest(entry[word], values)
+                    raise InputError(
+                        f"{where}: {word}={shown(entry[word])}{near}; it is one of "
+                        f"{', '.join(values)}"
                     )
             op, dtype, regime = (str(entry[word]) for word in NAMED_FIELDS)
             ranks, m, n, k, piece = sizes
@@ -190,12 +197,14 @@ class Book:
             )
         for head in heads:
             if not isinstance(table[head], (str, datetime.date)):
-                raise InputError(f"book {name!r}: {head}={table[head]!r}: it is a text")
+                raise InputError(f"book {name!r}: {head}={shown(table[head])}: a text is needed")
         machine, ficco, driver, date = (str(table[head]) for head in heads)
         kernels = reading.whole(table.get("kernels", 1), f"book {name!r}: kernels")
         signals = table.get("signals", "write")
         if signals not in ("write", "copy"):
-            raise InputError(f"book {name!r}: signals={signals!r}: it is 'write' or 'copy'")
+            raise InputError(
+                f"book {name!r}: signals={shown(signals)}: 'write' or 'copy' is needed"
+            )
         return cls(name, machine, ficco, driver, date, tuple(points), kernels, signals)
 
     def to_toml(self, comment: str) -> str:
@@ -285,17 +294,3 @@ def _block(point: Point) -> str:
 
 def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
-
-
-def _check_fields(
-    table: Any, needed: tuple[str, ...], where: str, optional: tuple[str, ...] = ()
-) -> None:
-    known = (*needed, *optional)
-    if not isinstance(table, Mapping):
-        raise InputError(f"{where}: {table!r} found, a table is needed")
-    for name in table:
-        if name not in known:
-            raise InputError(f"{where}: unknown field {name!r}. Known: {', '.join(known)}")
-    for name in needed:
-        if name not in table:
-            raise InputError(f"{where}: the field {name!r} is missing")

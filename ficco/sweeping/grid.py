@@ -30,9 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ficco import data, registry
+from ficco import data, reading, registry
 from ficco.dtypes import DTYPES
-from ficco.errors import InputError, MachineError, ScheduleError, closest
+from ficco.errors import InputError, MachineError, ScheduleError, closest, shown
 from ficco.machine import Machine
 from ficco.problem import MAX_WORLD, MOST
 from ficco.schedule import MAX_CHUNKS, Schedule
@@ -130,21 +130,33 @@ class Grid:
         """
         table = data.load("sweeps", name, "grid", InputError)
         text = data.text("sweeps", name, "grid", InputError)
-        return cls.from_toml(table, Path(name).stem if name.endswith(".toml") else name, text)
+        stem = Path(name).stem if name.endswith(".toml") else name
+        return cls.from_toml(table, stem, text, source=name)
 
     @classmethod
-    def from_toml(cls, table: Mapping[str, Any], name: str, text: str = "") -> Grid:
-        """Build a grid from a parsed file; messages use `name` and the line numbers of `text`.
+    def from_toml(
+        cls, table: Mapping[str, Any], name: str, text: str = "", source: str = ""
+    ) -> Grid:
+        """Build a grid from a parsed file.
+
+        Args:
+            table: the parsed file.
+            name: the grid's name.
+            text: the file's text, for line numbers in messages; empty: there is none.
+            source: the file in messages; empty: `name`.
 
         Raises:
             InputError: a field is missing, unknown or wrong.
         """
-        where = f"grid {name!r}"
+        where = f"grid {(source or name)!r}"
         known = [field.name for field in fields(cls) if field.name != "name"]
-        _check_fields(table, known, ("cases",), where)
+        reading.check_known(table, known, where, ("cases",))
         entries = table["cases"]
         if not isinstance(entries, list) or not entries:
-            raise InputError(f"{where}: cases must be a list of tables, [[cases]]; at least one")
+            raise InputError(
+                f"{where}: cases={shown(entries)}; it must be a list of tables, [[cases]], at "
+                "least one"
+            )
         how = _one(table.get("how", "executed"), HOW, "how", where)
         machine = _text(table.get("machine", ""), "machine", where)
         if how == "simulated" and not machine:
@@ -164,8 +176,8 @@ class Grid:
         if "ranks" in table and ranks == 0:
             raise InputError(f"{where}: ranks=0; use 1 to {MAX_WORLD}, or leave it out")
         assumptions = tuple(
-            _text(text, "assumptions", where)
-            for text in _list(table.get("assumptions", []), "assumptions", where)
+            _text(text, f"assumptions[{i}]", where)
+            for i, text in enumerate(_list(table.get("assumptions", []), "assumptions", where))
         )
         return cls(
             name=name,
@@ -191,27 +203,34 @@ class Grid:
 
 def _cases(entry: Any, where: str, line: Callable[[Any], str]) -> Cases:
     if not isinstance(entry, Mapping):
-        raise InputError(f"{where}: {entry!r} found, a table is needed")
+        raise InputError(f"{where}: {shown(entry)} found, a table is needed")
     known = [field.name for field in fields(Cases)]
-    _check_fields(entry, known, ("op", "shapes"), where)
-    ops = entry["op"] if isinstance(entry["op"], list) else [entry["op"]]
+    reading.check_known(entry, known, where, ("op", "shapes"))
+    listed = isinstance(entry["op"], list)
+    ops = entry["op"] if listed else [entry["op"]]
     m_each = entry.get("m_each", False)
     if not isinstance(m_each, bool):
-        raise InputError(f"{where}: m_each={m_each!r}; it must be true or false")
+        raise InputError(f"{where}: m_each={shown(m_each)}; it must be true or false")
     shapes = _list(entry["shapes"], "shapes", where)
-    if not shapes or not ops:
-        raise InputError(f"{where}: op and shapes need at least one entry")
+    for field, values in (("op", ops), ("shapes", shapes)):
+        if not values:
+            raise InputError(f"{where}: {field}=[]; at least one entry is needed")
     return Cases(
-        op=tuple(_one(op, registry.names(), "op", where) for op in ops),
-        shapes=tuple(_sizes(shape, where, line) for shape in shapes),
+        op=tuple(
+            _one(op, registry.names(), f"op[{i}]" if listed else "op", where)
+            for i, op in enumerate(ops)
+        ),
+        shapes=tuple(_sizes(shape, i, where, line) for i, shape in enumerate(shapes)),
         m_each=m_each,
         dtypes=_some(entry, "dtypes", tuple(DTYPES), where),
         regimes=_some(entry, "regimes", REGIMES, where),
         schedules=tuple(
-            _schedule(item, where) for item in _list(entry.get("schedules", []), "schedules", where)
+            _schedule(item, f"{where}, schedules[{i}]")
+            for i, item in enumerate(_list(entry.get("schedules", []), "schedules", where))
         ),
         grains=tuple(
-            _grain(grain, where) for grain in _list(entry.get("grains", []), "grains", where)
+            _grain(grain, i, where)
+            for i, grain in enumerate(_list(entry.get("grains", []), "grains", where))
         ),
     )
 
@@ -220,7 +239,10 @@ def _schedule(value: Any, where: str) -> str | Schedule:
     """Return the name of an existing schedule, or a named schedule with changed axes."""
     if isinstance(value, Mapping):
         if "name" not in value:
-            raise InputError(f"{where}: schedules: a table needs the name of a schedule to change")
+            raise InputError(
+                f"{where}: {shown(dict(value))} found; a table needs the name of a schedule to "
+                "change"
+            )
         try:
             base = Schedule.named(value["name"]).to_json()
             return Schedule.from_toml({**base, **value, "name": base["name"]}, base["name"])
@@ -235,34 +257,38 @@ def _schedule(value: Any, where: str) -> str | Schedule:
     return str(value)
 
 
-def _sizes(shape: Any, where: str, line: Callable[[Any], str]) -> Sizes:
-    expected = f"{shape!r:.80} found; each must be [m, n, k], whole numbers from 1 to {MOST}"
+def _sizes(shape: Any, index: int, where: str, line: Callable[[Any], str]) -> Sizes:
+    expected = f"{shown(shape)} found; each must be [m, n, k], whole numbers from 1 to {MOST}"
     if not isinstance(shape, list) or len(shape) != 3:
-        raise InputError(f"{where}{line(shape)}: shapes: {expected}")
+        raise InputError(f"{where}{line(shape)}: shapes[{index}]: {expected}")
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST:
-            raise InputError(f"{where}{line(size)}: shapes: {expected}")
+            raise InputError(f"{where}{line(size)}: shapes[{index}]: {expected}")
     m, n, k = shape
     return m, n, k
 
 
-def _grain(grain: Any, where: str) -> int | str:
+def _grain(grain: Any, index: int, where: str) -> int | str:
     if grain == "world":
         return "world"
-    return _whole(grain, 1, MAX_CHUNKS, "grains", where, ", or 'world'")
+    return _whole(grain, 1, MAX_CHUNKS, f"grains[{index}]", where, ", or 'world'")
 
 
 def _some(
     entry: Mapping[str, Any], field: str, values: Sequence[str], where: str
 ) -> tuple[str, ...]:
     values_found = _list(entry.get(field, []), field, where)
-    return tuple(dict.fromkeys(_one(value, values, field, where) for value in values_found))
+    return tuple(
+        dict.fromkeys(
+            _one(value, values, f"{field}[{i}]", where) for i, value in enumerate(values_found)
+        )
+    )
 
 
 def _one(value: Any, values: Sequence[str], field: str, where: str) -> str:
     if value not in values:
         raise InputError(
-            f"{where}: {field}={value!r}{closest(str(value), values)}; it must be one of "
+            f"{where}: {field}={shown(value)}{closest(value, values)}; it must be one of "
             f"{', '.join(values)}"
         )
     return str(value)
@@ -270,33 +296,20 @@ def _one(value: Any, values: Sequence[str], field: str, where: str) -> str:
 
 def _list(value: Any, field: str, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise InputError(f"{where}: {field}={value!r}; it must be a list")
+        raise InputError(f"{where}: {field}={shown(value)}; it must be a list")
     return value
 
 
 def _text(value: Any, field: str, where: str) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{where}: {field}={value!r}; it must be a string")
+        raise InputError(f"{where}: {field}={shown(value)}; it must be a string")
     return value
 
 
 def _whole(value: Any, least: int, most: int, field: str, where: str, more: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InputError(
-            f"{where}: {field}={value!r}; it must be a whole number from {least} to {most}{more}"
+            f"{where}: {field}={shown(value)}; it must be a whole number from {least} to "
+            f"{most}{more}"
         )
     return value
-
-
-def _check_fields(
-    table: Mapping[str, Any], known: Sequence[str], needed: Sequence[str], where: str
-) -> None:
-    for field in table:
-        if field not in known:
-            raise InputError(
-                f"{where}: unknown field {field!r}{closest(field, known)}. Known: "
-                f"{', '.join(known)}"
-            )
-    for field in needed:
-        if field not in table:
-            raise InputError(f"{where}: the field {field!r} is missing")

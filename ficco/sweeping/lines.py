@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = ["line_of"]
 
+_MOST_BITS = 10_000  # Python converts no longer number to digits
 _CASES = re.compile(r"\s*\[\[\s*cases\s*\]\]")
 
 
@@ -30,7 +31,8 @@ def line_of(text: str, case: int, value: Any) -> str:
     starts = [number for number, row in enumerate(rows) if _CASES.match(row)]
     begin = starts[case] if case < len(starts) else 0
     end = starts[case + 1] if case + 1 < len(starts) else len(rows)
-    if isinstance(value, int) and not isinstance(value, bool):
+    shown_in_digits = isinstance(value, int) and value.bit_length() < _MOST_BITS
+    if shown_in_digits and not isinstance(value, bool):
         pattern = re.compile(rf"(?<![\w.]){'_?'.join(str(value))}(?![\w.])")
         for number in range(begin, end):
             if pattern.search(rows[number].partition("#")[0]):

@@ -52,6 +52,22 @@ class TestStreams:
         done = ficco("$FICCO plan --check - <&-")
         assert done.returncode == 2 and "stdin is not JSON" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("command", "words"),
+        [
+            ("run --help", "standard output cannot be written: No space left on device"),
+            ("$RUN", "standard output cannot be written: No space left on device"),
+            ("$RUN --json", "standard output cannot be written: No space left on device"),
+            ("$RUN --trace /dev/full", "--trace '/dev/full': No space left on device"),
+            ("plan", "standard output cannot be written: No space left on device"),
+            ("plan --json", "standard output cannot be written: No space left on device"),
+        ],
+    )
+    def test_a_full_device(self, command: str, words: str) -> None:
+        done = ficco(f"$FICCO {command} >/dev/full", PYTHONUNBUFFERED="")
+        assert done.returncode == 1 and words in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+
     @pytest.mark.parametrize("command", ["doctor", "run --help", "plan --ranks 64 --json"])
     def test_a_reader_that_leaves(self, command: str) -> None:
         done = ficco(f"$FICCO {command} | head -1 | cut -c 1-9; echo ${{PIPESTATUS[0]}}")
@@ -87,14 +103,15 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
     deep, long = "[" * 5000, "1" * 5000
     for name, text, words in (
         ("deep.toml", f"x = {deep}{']' * 5000}\n", "nested too deeply"),
-        ("long.toml", f"x = {long}\n", "Exceeds the limit"),
+        ("long.toml", f"x = {long}\n", "a number at line 1 has more than 4300 digits"),
+        ("empty.toml", "", "is empty"),
         ("cut.toml", "x = [1, ", "not valid TOML"),
         ("null.toml", "x = 1\0", "not valid TOML"),
     ):
         (folder / name).write_text(text)
         yield folder / name, words
     (folder / "bytes.toml").write_bytes(b"\xff\xfe\x00")
-    yield folder / "bytes.toml", "not valid TOML"
+    yield folder / "bytes.toml", "not a text in UTF-8 (byte 0xff at position 0)"
     (folder / "folder.toml").mkdir()
     yield folder / "folder.toml", "Is a directory"
     yield folder / "none.toml", "No such file"
@@ -114,8 +131,9 @@ def test_files_of_toml(capsys: Any, tmp_path: Path) -> None:
 def test_files_of_json(capsys: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     for text, words in (
-        ("[" * 5000, "nested too deeply"), ("1" * 5000, "Exceeds the limit"), ("", "not JSON"),
-        ('{"version": NaN}', "version"), ('{"version": Infinity}', "version"),
+        ("[" * 5000, "nested too deeply"), ("1" * 5000, "than 4300 digits"), ("", "it is empty"),
+        ("\ufeff", "it is empty"),
+        ('\ufeff{"version": NaN}', "version"), ('{"version": Infinity}', "version"),
     ):  # fmt: skip
         file.write_text(text)
         refused(capsys, words, "plan", "--check", str(file))

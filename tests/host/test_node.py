@@ -153,9 +153,7 @@ class TestArguments:
             (lambda xs, ws: ([xs[0], None], ws), "NoneType found"),
             (lambda xs, ws: ([xs[0], np.ma.masked_array(xs[1])], ws), "is masked"),
             (lambda xs, ws: ([xs[0], xs[1][None]], ws), r"shape \(1, 4, 5\)"),
-            (lambda xs, ws: ([x[:0] for x in xs], ws), "nothing to gather"),
             (lambda xs, ws: (xs, [(ws[0], ws[0]), (ws[1],)]), r"ws\[1\] has 1 weights"),
-            (lambda xs, ws: (xs, [w[:, :0] for w in ws]), "n is 0"),
         ],
     )
     def test_what_does_not_fit_is_named(self, change: Any, words: str) -> None:

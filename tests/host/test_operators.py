@@ -307,9 +307,15 @@ class TestArguments:
         [
             (lambda n, x, w: n.matmul_reduce_scatter(x, [w[0], w[1][:1]]), "ws\\[1\\] has 1 rows"),
             (lambda n, x, w: n.matmul_reduce_scatter([x[0], x[1][:2]], w), "all are \\[m, k_r\\]"),
-            (lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[1, 1]), "add up to m=4"),
+            (
+                lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[1, 1]),
+                "must add up to 4, the rows of each of xs",
+            ),
             (lambda n, x, w: n.matmul_all_reduce(x[:1], w), "the node has 2 ranks"),
-            (lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[1.5, 2.5]), "whole numbers"),
+            (
+                lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[1.5, 2.5]),
+                r"rows\[0\]=1.5: a whole number is needed",
+            ),
             (
                 lambda n, x, w: n.matmul_all_reduce(
                     x, w, bias=[np.zeros(2, np.float32), np.ones(2, np.float32)]
@@ -323,21 +329,52 @@ class TestArguments:
                 "'w'",
             ),
             (lambda n, x, w: n.matmul_all_reduce(x, w, grain=200), "at most 128"),
-            (lambda n, x, w: n.all_to_all_matmul(x, w, [[4, 0]]), "2 x 2 sizes"),
+            (lambda n, x, w: n.all_to_all_matmul(x, w, [[4, 0]]), "splits has 1 lists; 2 are"),
             (lambda n, x, w: n.all_to_all_matmul(x, w, [[4, 1], [4, 0]]), "add up to 5"),
             (lambda n, x, w: n.all_to_all_matmul(x, [v[:1] for v in w], [[4, 0]] * 2), "k=3"),
-            (lambda n, x, w: n.embedding_all_to_all([[], []], [[], []], [[], []]), "no rank has"),
+            (
+                lambda n, x, w: n.embedding_all_to_all([[], []], [[], []], [[], []]),
+                "the lists of all ranks are empty",
+            ),
             (
                 lambda n, x, w: n.embedding_all_to_all(
                     [[x[0]], []], [[np.array([4])], []], [[np.array([0])], []]
                 ),
-                "beyond the 4 rows",
+                r"indices\[0\]\[0\]\[0\]=4: .* below 4, the number of rows of tables\[0\]\[0\]",
             ),
             (
                 lambda n, x, w: n.embedding_all_to_all(
                     [[x[0]], []], [[np.array([1])], []], [[np.array([1])], []]
                 ),
-                "begin at 0",
+                r"offsets\[0\]\[0\]\[0\]=1: the first offset must be 0",
+            ),
+            (
+                lambda n, x, w: n.embedding_all_to_all(
+                    [[x[0]], []], [[np.array([1])], []], [[np.array([0, 1, 0])], []]
+                ),
+                r"offsets\[0\]\[0\]\[2\]=0: .* not be below the one before, 1",
+            ),
+            (
+                lambda n, x, w: n.embedding_all_to_all(
+                    [[x[0]], []], [[np.array([1])], []], [[np.array([0, 2])], []]
+                ),
+                r"offsets\[0\]\[0\]\[1\]=2: .* at most 1, the number of entries of indices",
+            ),
+            (
+                lambda n, x, w: n.embedding_all_to_all(
+                    [[x[0]], [x[1]]], [[np.array([1])]] * 2, [[np.array([0])], [np.array([0, 1])]]
+                ),
+                r"offsets\[1\]\[0\] has 2 entries, offsets\[0\]\[0\] has 1",
+            ),
+            (
+                lambda n, x, w: n.matmul_reduce_scatter(x, w, rows=[5, -1]),
+                r"rows\[1\]=-1: a size of 0 or more",
+            ),
+            (
+                lambda n, x, w: n.all_gather_matmul(
+                    x, [np.broadcast_to(w[0][:, :1], (3, 2**31))] * 2
+                ),
+                "xs and ws have n=2147483648",
             ),
         ],
     )

@@ -51,7 +51,7 @@ def sizes(rank: int, world: int) -> None:
     x, w = torch.zeros(2 * world, 3), torch.zeros(3, 4)
     for call in (ficco.all_gather_matmul, ficco.matmul_reduce_scatter):
         for rows in ("2", 2, ["2"] * world, [2.0] * world, [None] * world, [True] * world):
-            refused(lambda: call(x, w, rows=rows), "a list of whole numbers")  # noqa: B023
+            refused(lambda: call(x, w, rows=rows), "whole number")  # noqa: B023
         for grain in ("2", 2.0, True, 0, 10**9, float("nan")):
             refused(lambda: call(x, w, schedule="serial", grain=grain), "grain=")  # noqa: B023
         for text in ("{", '{"a":' * 5000, '{"grain": ' + "1" * 5000 + "}", "{" * 5000):
@@ -66,7 +66,7 @@ def sizes(rank: int, world: int) -> None:
         refused(lambda: ficco.all_gather_matmul(x, w, axes=[axis]), "axes[0]=")  # noqa: B023
     many, thin = torch.zeros(1).expand(10**12, 3), torch.zeros(1).expand(3, 10**12)
     for gathering in (ficco.all_gather_matmul, ficco.column_matmul):
-        refused(lambda: gathering(many, w), "000: a whole number")  # type: ignore[operator] # noqa: B023
+        refused(lambda: gathering(many, w), "m=")  # type: ignore[operator] # noqa: B023
         refused(lambda: gathering(x, thin), "a rank has at most")  # type: ignore[operator] # noqa: B023
 
 
@@ -116,6 +116,13 @@ def bags(rank: int, world: int) -> None:
         for each, words in wrong:
             given = lists | shapes | {name: each}
             refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
+    for name, value, words in (
+        ("indices", torch.tensor([0, 5]), "indices[0][1]=5: an index must be 0 or more and below"),
+        ("offsets", start + 1, "offsets[0][0]=1: the first offset must be 0"),
+        ("offsets", torch.arange(world) * 9, "offsets[0][1]=9: an offset may be at most 3"),
+    ):
+        given = lists | shapes | {name: [value]}
+        refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
     lazy = torch.nn.LazyLinear(4).weight
     refused(lambda: ficco.embedding_all_to_all([lazy], [index], [start], **shapes), "no size yet")
     for dtype in ("float32", np.float32):
@@ -127,10 +134,10 @@ def bags(rank: int, world: int) -> None:
     none: dict[str, Any] = {"tables_per_rank": [0] * world, "dimension": 3, "batch": world}
     for name, value in (
         ("batch", "4"), ("batch", 2.0), ("batch", 10**12), ("dimension", "3"), ("dimension", True),
-        ("dimension", 10**12), ("tables_per_rank", "00"), ("tables_per_rank", [0.0] * world),
+        ("dimension", 10**12), ("tables_per_rank", "00"), ("tables_per_rank[0]", [0.0] * world),
         ("tables_per_rank", None), ("tables_per_rank", [-1] * world), ("dtype", "float32"),
     ):  # fmt: skip
-        options = none | {name: value}
+        options = none | {name.partition("[")[0]: value}
         refused(lambda: ficco.embedding_all_to_all([], [], [], **options), f"{name}=")  # noqa: B023
     ficco.close()
 

@@ -204,7 +204,7 @@ def refusals(rank: int, world: int) -> None:
     for group in (0, [0, 1]):
         refused(lambda: call(x, w, group=group), "a ProcessGroup, its name")  # noqa: B023
     for rows in (4, "44", [4.0] * world, [None] * world):
-        refused(lambda: call(x, w, rows=rows), "whole numbers")  # noqa: B023
+        refused(lambda: call(x, w, rows=rows), "whole number")  # noqa: B023
     for schedule in (None, 3):
         refused(lambda: call(x, w, schedule=schedule), "a Schedule, its name")  # noqa: B023
     swap: Any = ficco.all_to_all_matmul

@@ -55,7 +55,7 @@ class TestProblem:
             ({"rows": (-1, 2)}, "0 or more"),
             ({"outputs": ()}, "at least one"),
             ({"outputs": (Output((1,)),)}, "world is 2"),
-            ({"outputs": (Output((0, 0)),)}, "n is 0"),
+            ({"outputs": (Output((0, 0)),)}, "n, their sum, must be 1"),
             ({"outputs": (Output((1, 1), axis="k"),)}, "contraction"),
             ({"outputs": (Output((4, 4), "", "gathered"),)}, "name a product"),
             ({"outputs": (Output((1, 1)), Output((3, 3), "", "gathered"))}, "no operand"),
@@ -177,6 +177,9 @@ class TestSchedule:
             mine.write_text(text)
             with pytest.raises(ScheduleError, match=message):
                 Schedule.named(str(mine))
+        mine.write_text('name = "mine"\ngrain = 0')
+        with pytest.raises(ScheduleError, match=r"mine\.toml': schedule 'mine': grain=0"):
+            Schedule.named(str(mine))
         with pytest.raises(ScheduleError, match="cannot be read"):
             Schedule.named(str(tmp_path / "none.toml"))
         with pytest.raises(ScheduleError, match="did you mean 'serial'"):
@@ -217,7 +220,10 @@ class TestMachine:
         ("text", "message"),
         [
             ("devices = 2", "name"),
-            ('name = "m"\nengine = "host"\ndevices = "2"\nlinks = []', "int is expected"),
+            (
+                'name = "m"\nengine = "host"\ndevices = "2"\nlinks = []',
+                "devices='2': a whole number is expected",
+            ),
             ('name = "m"\nengine = "host"\ndevices = 2\nlinks = []', "exactly one"),
             ('name = "m"\nengine = "tpu"\ndevices = 2\n[[links]]\nscope="node"\nper="pair"', "tpu"),
             ('name = "m"\nengine = "host"\ndevices = 2\n[[links]]\nscope="node"\nper="hub"', "hub"),
@@ -234,18 +240,47 @@ class TestMachine:
             (f"{MACHINE}\nunits = 1\ngemms = {{float32 = []}}", "gemms.float32: .* at least one"),
             (f"{MACHINE}\ncosts = {{launch_us = nan}}", "costs: launch_us=nan: a finite number"),
             (f"{MACHINE}\ncosts = {{launch_us = true}}", "costs: launch_us=True: a finite number"),
-            (f"{MACHINE}\nunits = 1\ngemms = {{float32 = [[1.5, 2, 3, 4]]}}", "size=1.5: a whole"),
-            (f"{MACHINE}\ncosts = 3", "costs=3: a dict is expected"),
+            (
+                f"{MACHINE}\nunits = 1\ngemms = {{float32 = [[1.5, 2, 3, 4]]}}",
+                r"float32\[0\]\[0\]=1.5: a whole",
+            ),
+            (f"{MACHINE}\ncosts = 3", "costs=3: a table is expected"),
             (f"{MACHINE}\nmemory_gbps = -1", "memory_gbps=-1.0: it must be from 0"),
             (f"{MACHINE}\ncollectives = {{all_gather = 3}}", "all_gather=3: a list is expected"),
-            (f"{MACHINE}\ncollectives = {{all_gather = [[2, 1], [1, 1]]}}", "all_gather: sizes"),
+            (
+                f"{MACHINE}\ncollectives = {{all_gather = [[2, 1], [1, 1]]}}",
+                r"all_gather: point 1 is \[1, 1\]",
+            ),
             (f"{MACHINE}\npieces = [3]", r"pieces\[0\]: 3 found, a table is needed"),
+            (f"{MACHINE}\nunits = 0x1{'0' * 5000}", "units=a number of 20001 bits: it must be"),
+            (f"{MACHINE}\nsources = 'x'", r"unknown field 'sources' \(did you mean 'source'"),
+            (f"{MACHINE}\nnodes = 0", "nodes=0: it must be from 1"),
+            (f"{MACHINE}\nunits = 1\ngemms = {{float32 = [[1, 2, 0, 3]]}}", "point 0 is"),
+            (f"{MACHINE}\ngemms = {{float32 = [[1, 2, 3, 4]]}}", "units=0: GEMM times also need"),
+            (f"{MACHINE}\ncosts = {{launch_us = -1}}", r"costs\.launch_us=-1: 0 or more"),
+            (f"{MACHINE}\nabout = '{'x' * 9000}'\ncores = 1e9", "cores=1000000000.0: a whole"),
+            ("", "is empty"),
+            ("# nothing", "is empty"),
+            (
+                f"{MACHINE}\nunits = {'1' * 5000}",
+                "a number at line [0-9]+ has more than 4300 digits",
+            ),
         ],
     )
     def test_a_broken_profile(self, tmp_path: Path, text: str, message: str) -> None:
         path = tmp_path / "m.toml"
         path.write_text(text)
-        with pytest.raises(MachineError, match=message):
+        with pytest.raises(MachineError, match=message) as error:
+            Machine.named(str(path))
+        assert str(path) in str(error.value) and len(str(error.value)) < 600
+        assert "set_int_max_str_digits" not in str(error.value)
+
+    def test_a_byte_order_mark(self, tmp_path: Path) -> None:
+        path = tmp_path / "m.toml"
+        path.write_text(f"\ufeff{MACHINE}", encoding="utf-8")
+        assert Machine.named(str(path)).devices == 2
+        path.write_text(MACHINE, encoding="utf-16")
+        with pytest.raises(MachineError, match=r"not a text in UTF-8 \(byte 0xff at"):
             Machine.named(str(path))
 
     def test_an_unknown_name(self) -> None:

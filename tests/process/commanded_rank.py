@@ -193,6 +193,11 @@ def reset(name: str) -> None:
     runtimes[name].reset()
 
 
+def agree(name: str, call: str) -> list[Any]:
+    """Exchange data for a call, as the first call by auto does."""
+    return runtimes[name].gathered(runtimes[name].rank, call)
+
+
 def grow(name: str, window_bytes: int) -> None:
     """Ask for windows by their size, which no problem of this machine could need."""
     runtimes[name]._meet("grow the windows", WindowBytes(window_bytes))
@@ -217,6 +222,7 @@ COMMANDS = {
     "state": state,
     "timeline": timeline,
     "reset": reset,
+    "agree": agree,
     "grow": grow,
     "close": close,
     "sleep": time.sleep,

@@ -118,22 +118,51 @@ def test_a_rank_that_is_not_there_to_reset_is_named(three: Ranks, leader: bool) 
     healed(three, range(3), "0-1-2")  # what was left of that rendezvous does no harm
 
 
-def test_a_rank_that_makes_a_larger_call_is_named(three: Ranks) -> None:
-    three.right(range(3), open_call(times=2, problem=gathering(3, 100, 20, 60)))
-    for rank in (0, 1):
-        three.all[rank].send("call", **open_call(times=1))
-    three.all[2].send("call", **posed("0-1-2", gathering(3, 2000, 20, 60), "hetero_fused_1d"))
-    for rank in range(3):  # rank 2 is alone in its rendezvous, or missed by the others' call
-        answer = three.all[rank].receive(10)
-        assert answer["error"] in ("TimeoutExceeded", "EngineError"), answer
-        known = (
-            "Rank 2 runs, but has begun 2 calls",
-            "Rank 0 runs, and has begun 3 calls",
-            "rank 2 stopped",  # both wait as long, and it gave up first
-        )
-        assert any(words in answer["text"] for words in known), answer
-    refused(three, range(3), "0-1-2")
-    healed(three, range(3), "0-1-2")
+@pytest.mark.parametrize("alone", [0, 2])
+@pytest.mark.parametrize("meets", ["to grow", "to agree"])
+def test_a_rank_that_meets_while_others_call_is_named_soon(
+    patient: Ranks, alone: int, meets: str
+) -> None:
+    """A call that needs larger windows or an agreement first; the others begin a call at once."""
+    patient.right(range(3), open_call(times=2, problem=gathering(3, 100, 20, 60)))
+    others = sorted({0, 1, 2} - {alone})
+    for rank in others:
+        patient.all[rank].send("call", **open_call(times=1))
+    theirs, own = "runs all_gather_matmul of 60x20x40, ", f"Rank {alone} runs something by auto."
+    if meets == "to grow":
+        own = f"Rank {alone} runs all_gather_matmul of 2000x20x60, "
+        larger = posed("0-1-2", gathering(3, 2000, 20, 60), "hetero_fused_1d")
+        patient.all[alone].send("call", **larger)
+    else:
+        patient.all[alone].send("agree", name="0-1-2", call=own)
+    for rank in range(3):
+        answer = patient.all[rank].receive(10)
+        assert answer["error"] == "EngineError", answer
+        assert answer["seconds"] < LONG_S / 4, answer
+        assert own in answer["text"] and theirs in answer["text"], answer
+        known = f"rank {alone} runs another call than rank "
+        if rank != alone:
+            known = f"rank {alone} does not make the call that other ranks make: "
+        assert answer["text"].startswith(known), answer
+    refused(patient, range(3), "0-1-2")
+    healed(patient, range(3), "0-1-2")
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_rank_that_is_late_is_not_taken_for_one_that_calls(patient: Ranks, late: int) -> None:
+    """Ranks that have met go on to the next call while another one still leaves the meeting."""
+    for rank in range(3):
+        if rank == late:
+            patient.all[rank].send("sleep", 0.3)
+        for at in range(20):
+            problem = gathering(3, 3 * (at + 1) ** 2, 20, 40)  # the windows grow again and again
+            call = posed("0-1-2", problem, "hetero_fused_1d")
+            patient.all[rank].send("agree", name="0-1-2", call=f"Rank {rank} runs {at}.")
+            patient.all[rank].send("call", **call)
+    for rank in range(3):
+        for _ in range(40 + (rank == late)):
+            answer = patient.all[rank].receive(20)
+            assert "error" not in answer, answer
 
 
 @pytest.mark.parametrize("other", ["schedule", "operator"])

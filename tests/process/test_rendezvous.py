@@ -257,6 +257,42 @@ class TestRendezvous:
             assert isinstance(error, EngineError)
             assert "rank 1 came to grow, rank 0 to reset" in str(error)
 
+    def test_other_calls_are_told_apart_before_all_have_come(self, rendezvous: list[Any]) -> None:
+        """Ranks that meet for calls do not wait for a third rank; both calls are named."""
+        begin = time.monotonic()
+        found = together(
+            lambda rank: rendezvous[rank].gather(f"do {rank}", 0, 30, f"Rank {rank} calls."),
+            range(2),
+        )
+        for error in found.values():
+            assert isinstance(error, EngineError)
+            words = "rank 1 came to do 1, rank 0 to do 0. Rank 0 calls. Rank 1 calls. Make the same"
+            assert words in str(error)
+        assert time.monotonic() - begin < 5
+        assert set(together(lambda rank: rendezvous[rank].meet(agenda(rank), 5)).values()) == {20}
+
+    @pytest.mark.parametrize("waiter", [0, 2])
+    def test_who_is_overtaken_is_told_unless_all_have_come(
+        self, rendezvous: list[Any], waiter: int
+    ) -> None:
+        other = EngineError("it makes another call")
+        with pytest.raises(EngineError, match="another call"):
+            rendezvous[waiter].meet(agenda(waiter, overtaken=lambda: other), 30)
+        joined = threading.Event()  # from here on, who is ahead has left the rendezvous
+
+        def join(memory: int, facts: dict[str, Any]) -> str:
+            joined.set()
+            time.sleep(0.2)
+            return "joined"
+
+        def meet(rank: int) -> Any:
+            if rank != waiter:
+                return rendezvous[rank].meet(agenda(rank), 5)
+            late = agenda(rank, join=join, overtaken=lambda: other if joined.is_set() else None)
+            return rendezvous[rank].meet(late, 5)
+
+        assert set(together(meet).values()) == {20, "joined"}
+
     @pytest.mark.parametrize("rank", range(WORLD))
     def test_memory_that_one_cannot_have_none_has(self, rendezvous: list[Any], rank: int) -> None:
         def no_room(memory: int, facts: dict[str, Any]) -> Any:

@@ -145,8 +145,8 @@ class TestBook:
         ("old", "new", "words"),
         [
             ('driver = "13.0"\n', "", "'driver' is missing"),
-            ("ms = 1.25", "ms = 0", "positive"),
-            ("piece_bytes = 524288", "piece_bytes = -1", "positive"),
+            ("ms = 1.25", "ms = 0", "ms=0: a number above 0"),
+            ("piece_bytes = 524288", "piece_bytes = -1", "piece_bytes=-1: 0 or more"),
             ("m = 1024", 'm = "many"', "points"),
             ("grain = 2", "grain = 999", "grain"),
             ("ranks = 4", "ranks = 4\ncolour = 3", "unknown field 'colour'"),

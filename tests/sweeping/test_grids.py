@@ -58,7 +58,7 @@ def cases(machine: str, world: int, simulated: bool = False, **fields: Any) -> t
             {"cases": [{**CASE, "schedules": [{"pace": "free"}]}]},
             "a table needs the name of a schedule",
         ),
-        ({"cases": [{**CASE, "grains": [0]}]}, "grains=0"),
+        ({"cases": [{**CASE, "grains": [0]}]}, "grains[0]=0"),
         ({"cases": [{**CASE, "grains": ["all"]}]}, "or 'world'"),
         ({"cases": [{**CASE, "m_each": 1}]}, "m_each=1; it must be true or false"),
     ],
@@ -176,7 +176,7 @@ def test_a_size_that_cannot_be_is_refused_with_its_line(
     file = tmp_path / "large.toml"
     file.write_text(FILE.replace("{size}", size))
     with pytest.raises(
-        InputError, match=rf"'large', cases\[1\], line {line}: shapes: .*2147483647"
+        InputError, match=rf"large\.toml', cases\[1\], line {line}: shapes\[[01]\]: .*2147483647"
     ):
         Grid.named(str(file))
     file.write_text(FILE.replace("{size}", "2147483647"))

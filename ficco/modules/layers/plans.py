@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ficco.errors import InputError, closest
+from ficco.errors import InputError, closest, shown
 from ficco.modules import groups
 from ficco.modules.layers.finding import Found, closure_of, local_of, unfit
 from ficco.modules.layers.layer import Left, layer_of
@@ -135,7 +135,7 @@ def plan_of(model: Module, plan: Mapping[str, str] | None, group: Any) -> Plan |
     if plan is not None:
         if not isinstance(plan, Mapping) or not all(isinstance(v, str) for v in plan.values()):
             raise InputError(
-                f"plan: {plan!r:.80} found; it must map patterns of names to styles, as in "
+                f"plan: {shown(plan)} found; it must map patterns of names to styles, as in "
                 "{'layers.*.q_proj': 'colwise'}"
             )
         check_patterns("plan", plan, [name for name, _ in model.named_modules()])
@@ -165,7 +165,7 @@ def check_patterns(argument: str, patterns: Mapping[str, Any], names: Sequence[s
     """
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise InputError(f"{argument}: {pattern!r:.80} found, a pattern must be a string")
+            raise InputError(f"{argument}: {shown(pattern)} found, a pattern must be a string")
         if not any(fnmatchcase(name, pattern) for name in names):
             general = sorted({re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name) for name in names})
             raise InputError(
