@@ -24,7 +24,7 @@ from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError, closest
-from ficco.logs import log, set_up
+from ficco.logs import log, reporting, set_up
 from ficco.machine import Machine
 from ficco.node_operators import NodeOperators
 from ficco.operators.arrays import Library, row_contiguous
@@ -224,7 +224,8 @@ class Node(NodeOperators):
             )
         self._check_named(problem, self._per_rank(arrays, "arrays"))
         if self._checked is None or self._checked[0] is not plan or verify > self._checked[1]:
-            planning.check(plan, verify)
+            with reporting(f"proving a plan of {planning.steps_of(plan)} steps"):
+                planning.check(plan, verify)
             self._checked = (plan, verify)
         results, named = self._with_results(problem, arrays)
         self._runtime.execute_plan(plan, named)

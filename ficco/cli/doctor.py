@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.cli.arguments import HOST_RANKS, add_command
 from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
+from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
 
@@ -91,17 +92,19 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError("--processes needs --profile FILE")
     if args.ranks is not None:
         raise InputError(f"--ranks {args.ranks} needs --profile FILE")
-    findings = [
-        _platform(),
-        _native(),
-        _memory(),
-        _numpy(),
-        _torch(),
-        *_cuda(),
-        *(_multiprocessor_use() if args.hold_multiprocessors else []),
-        *_libraries(),
-        _hip(),
-    ]
+    with Working("ficco doctor") as work:
+        work.say("checks this machine")
+        findings = [
+            _platform(),
+            _native(),
+            _memory(),
+            _numpy(),
+            _torch(),
+            *_cuda(),
+            *(_multiprocessor_use() if args.hold_multiprocessors else []),
+            *_libraries(),
+            _hip(),
+        ]
     usable = all(f.ok for f in findings if f.serves.startswith("everything"))
     if args.json:
         print(json.dumps({"ok": usable, "findings": [f._asdict() for f in findings]}))

@@ -10,6 +10,8 @@ from typing import Any
 from ficco.cli.arguments import HOST_RANKS, add_command, add_problem, problem_from
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, gpus, profile_of
 from ficco.cli.progress_line import Working
+from ficco.machine import Machine
+from ficco.problem import Problem
 from ficco.selector import METHODS, Book, Choice, choose
 from ficco.timeline import REGIMES
 
@@ -56,19 +58,8 @@ def add_to(commands: Any) -> None:
 
 
 def _main(args: argparse.Namespace) -> int:
-    engine, ranks = None, HOST_RANKS
-    if args.machine is None:
-        here = gpus(args.ranks or MOST_GPUS)
-        if here.devices > 1:
-            engine, ranks = "cuda", min(here.devices, MOST_GPUS)
-    problem, machine = problem_from(args, engine, ranks)
-    profile = profile_of(machine, problem.world)
-    book = None if args.book is None else Book.named(args.book)
-    driver = driver_of(machine)
     with Working("ficco explain") as work:
-        choice = choose(
-            problem, profile, args.regime, book=book, by=args.by, driver=driver, report=work.say
-        )
+        profile, problem, choice = _chosen(args, work)
     p = problem
     if args.json:
         about = {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "ranks": p.world, "dtype": p.dtype}
@@ -88,6 +79,24 @@ def _main(args: argparse.Namespace) -> int:
     for reason in choice.reasons:
         print(wrapped(f"- {reason}", width, "  "))
     return 0
+
+
+def _chosen(args: argparse.Namespace, work: Working) -> tuple[Machine, Problem, Choice]:
+    """Return the machine's profile, the problem and the choice."""
+    engine, ranks = None, HOST_RANKS
+    if args.machine is None:
+        work.say("looks for GPUs")
+        here = gpus(args.ranks or MOST_GPUS)
+        if here.devices > 1:
+            engine, ranks = "cuda", min(here.devices, MOST_GPUS)
+    problem, machine = problem_from(args, engine, ranks)
+    profile = profile_of(machine, problem.world)
+    book = None if args.book is None else Book.named(args.book)
+    driver = driver_of(machine)
+    choice = choose(
+        problem, profile, args.regime, book=book, by=args.by, driver=driver, report=work.say
+    )
+    return profile, problem, choice
 
 
 def _table(choice: Choice, width: int) -> str:

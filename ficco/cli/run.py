@@ -19,6 +19,7 @@ from ficco.cli.engine_choice import MOST_GPUS, chosen_engine
 from ficco.cli.launch import end_with_launcher, launch
 from ficco.cli.measure import Executor, NodeExecutor, PlanExecutor, Point, measure
 from ficco.cli.plan_file import plan_request
+from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, FiccoError, InputError
 from ficco.timeline import REGIMES, Timeline
 
@@ -223,9 +224,11 @@ def _close(trace: IO[str] | None) -> None:
 def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iterator[Executor]:
     """Yield the problem's executor: this process's rank of a group, or a node with all ranks."""
     if request.machine.engine == "cuda":
-        from ficco.measuring.executors import GpuExecutor
+        with _opening(request.problem.world, is_rank):
+            from ficco.measuring.executors import GpuExecutor
 
-        with GpuExecutor(request.problem.world, request.machine, args.timeout) as gpu:
+            executor_of_gpu = GpuExecutor(request.problem.world, request.machine, args.timeout)
+        with executor_of_gpu as gpu:
             if gpu.reason is not None and gpu.leads:
                 raise EngineError(f"these GPUs cannot run ficco: {gpu.reason}")
             if gpu.reason is not None:
@@ -233,9 +236,12 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
             yield gpu
         return
     if is_rank:
-        from ficco.measuring.executors import RankExecutor
+        with _opening(request.problem.world, is_rank):
+            from ficco.measuring.executors import RankExecutor
 
-        executor = RankExecutor(request.problem.world, request.machine, args.compute, args.timeout)
+            executor = RankExecutor(
+                request.problem.world, request.machine, args.compute, args.timeout
+            )
         try:
             yield executor
         finally:
@@ -247,6 +253,14 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
         request.problem.world, machine=request.machine, compute=args.compute, timeout_s=args.timeout
     ) as node:
         yield NodeExecutor(node) if request.plan is None else PlanExecutor(node, request.plan)
+
+
+@contextmanager
+def _opening(world: int, is_rank: bool) -> Iterator[None]:
+    """Show that a group opens, from rank 0: libraries are loaded, and ranks wait for each other."""
+    with Working("ficco run", not is_rank or os.environ.get("RANK") == "0") as work:
+        work.say(f"opens a group of {world} ranks")
+        yield
 
 
 def _opened(path: str | None) -> IO[str] | None:

@@ -13,6 +13,7 @@ from typing import Any
 from ficco.checking import positive_seconds
 from ficco.cli import engine_choice
 from ficco.cli.arguments import HOST_RANKS, add_command, fitting
+from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, FiccoError, InputError, MachineError
 from ficco.machine import Machine
 from ficco.problem import MAX_WORLD
@@ -242,9 +243,12 @@ def _paced(request: SweepRequest) -> str:
 def _report(folder: Path) -> None:
     """Write the report, or print one line that says why there is none."""
     try:
-        from ficco.report.sweep_page import write
+        with Working("ficco sweep") as work:
+            work.say("writes the report")
+            from ficco.report.sweep_page import write
 
-        print(f"report: {write(folder)}")
+            page = write(folder)
+        print(f"report: {page}")
     except (FiccoError, ImportError) as reason:
         print(f"ficco sweep: no report: {reason}", file=sys.stderr)
 
