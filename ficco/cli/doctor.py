@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,19 +110,32 @@ def _main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": usable, "findings": [f._asdict() for f in findings]}))
         return 0 if usable else 1
+    print(_text(findings))
+    return 0 if usable else 1
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    """Return a table of the findings, or in narrow terminals a paragraph for each."""
     from rich.table import Table
     from rich.text import Text
 
-    from ficco.report.tables import drawn
+    from ficco.report.tables import WIDEST, drawn, width_of, wrapped
 
+    width = width_of(sys.stdout)
+    if width < WIDEST:
+        lines = []
+        for f in findings:
+            do = f" To do: {f.do}." if f.do else ""
+            text = f"{'yes' if f.ok else 'no':<4} {f.name}: {f.found}. Used for: {f.serves}.{do}"
+            lines.append(wrapped(text, width, " " * 5))
+        return "\n".join(lines)
     table = Table(box=None, pad_edge=False)
     for name in ("", "check", "found", "used for", "to do"):
         table.add_column(name, overflow="fold")
     for f in findings:
         cells = ("yes" if f.ok else "no", f.name, f.found, f.serves, f.do)
         table.add_row(*map(Text, cells))  # Text: brackets are not parsed as markup
-    print(drawn(table))
-    return 0 if usable else 1
+    return drawn(table)
 
 
 def _platform() -> Finding:

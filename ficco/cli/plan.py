@@ -18,7 +18,7 @@ from ficco.plan import Plan
 from ficco.plan_json import dumps
 from ficco.planning import Verification, steps_of, verify
 from ficco.program import Program
-from ficco.report.plan_text import plan_text
+from ficco.report.plan_text import fitted, plan_text
 from ficco.report.program_text import program_json, program_text
 from ficco.report.tables import UNLIMITED, width_of
 from ficco.target import HOST, cuda_target, own_signals
@@ -149,5 +149,6 @@ def _tell(result: Verification, as_json: bool) -> int:
         violation_rows = [violation._asdict() for violation in result.violations]
         print(json.dumps({"ok": result.ok, "violations": violation_rows}))
     else:
-        print(result)
+        width = width_of(sys.stdout, UNLIMITED)
+        print("\n".join(fitted(line, width) for line in str(result).splitlines()))
     return 0 if result.ok else 1
