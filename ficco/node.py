@@ -94,7 +94,8 @@ class Node(NodeOperators):
         if profile.engine == "cuda":
             cupy = _cupy(compute)
             self._library = cupy
-            self._runtime = CudaLocalRuntime(world, profile, cupy, timeout_s)
+            with reporting(f"opening a node of {world} GPUs"):
+                self._runtime = CudaLocalRuntime(world, profile, cupy, timeout_s)
         else:
             library = computes.named("numpy" if compute is None else compute)
             self._runtime = LocalRuntime(world, profile, library, timeout_s)

@@ -11,13 +11,23 @@ from pathlib import Path
 
 from ficco import lowering, plan_json, verifier
 from ficco.errors import InputError, PlanError, ScheduleError
+from ficco.logs import reporting
 from ficco.machine import Machine
 from ficco.plan import Plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.verifier import Violation
 
-__all__ = ["Verification", "check", "load_plan", "lower", "save_plan", "steps_of", "verify"]
+__all__ = [
+    "Verification",
+    "check",
+    "load_plan",
+    "lower",
+    "prove",
+    "save_plan",
+    "steps_of",
+    "verify",
+]
 
 _SHOWN = 3  # violations in an error
 
@@ -138,6 +148,12 @@ def verify(plan: Plan) -> Verification:
         raise InputError(
             f"plan={plan!r:.80}: a ficco.Plan is needed; ficco.load_plan reads one from a file"
         )
+    with reporting(f"proving a plan of {steps_of(plan)} steps"):
+        return prove(plan)
+
+
+def prove(plan: Plan) -> Verification:
+    """Return the result of `verify`, without reports of progress."""
     return Verification(plan, tuple(verifier.verify(plan)))
 
 
@@ -146,17 +162,17 @@ def steps_of(plan: Plan) -> int:
     return sum(len(entry.steps) for entry in plan.ranks)
 
 
-def check(plan: Plan, prove: bool = True) -> None:
+def check(plan: Plan, whole: bool = True) -> None:
     """Refuse a plan that is wrong, before it runs.
 
     Args:
         plan: the plans of all ranks.
-        prove: prove all of it. False: only its form, so that no step leaves its buffer.
+        whole: prove all of it. False: only its form, so that no step leaves its buffer.
 
     Raises:
         PlanError: the plan is wrong; the message has the first violations.
     """
-    found = verifier.verify(plan) if prove else verifier.check_form(plan)
+    found = verifier.verify(plan) if whole else verifier.check_form(plan)
     Verification(plan, tuple(found)).check()
 
 

@@ -16,7 +16,7 @@ from ficco.passes import compile_plan
 from ficco.passes.readback import read_back_plan
 from ficco.plan import Plan
 from ficco.plan_json import dumps
-from ficco.planning import Verification, steps_of, verify
+from ficco.planning import Verification, prove, steps_of
 from ficco.program import Program
 from ficco.report.plan_text import fitted, plan_text
 from ficco.report.program_text import program_json, program_text
@@ -102,7 +102,7 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if args.check is not None:
             plan = read_back_plan(plan, programs) if programs else plan
             work.say(f"proves {steps_of(plan)} steps")
-            result = verify(plan)
+            result = prove(plan)
     if args.check is not None:
         return _tell(result, args.json)
     width = width_of(sys.stdout, UNLIMITED)
@@ -139,7 +139,7 @@ def _check(args: argparse.Namespace) -> int:
         if args.program:
             plan = read_back_plan(plan, _programs(plan, args.target, args.signals))
         work.say(f"proves {steps_of(plan)} steps")
-        result = verify(plan)
+        result = prove(plan)
     return _tell(result, args.json)
 
 

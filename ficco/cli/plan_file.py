@@ -106,7 +106,7 @@ def plan_request(args: argparse.Namespace, parser: argparse.ArgumentParser) -> R
             )
         work.say(f"proves {steps_of(plan)} steps")
         try:
-            check(plan, prove=not args.no_verify)
+            check(plan, whole=not args.no_verify)
         except PlanError as wrong:
             raise RejectedPlan(
                 f"{args.plan}: {wrong}\nnothing ran; `ficco plan --check {args.plan}` lists all"
