@@ -29,7 +29,7 @@ from ficco.machine import Machine
 from ficco.node_operators import NodeOperators
 from ficco.operators.arrays import Library, row_contiguous
 from ficco.plan import Plan
-from ficco.problem import MAX_WORLD, Problem, differences
+from ficco.problem import MAX_WORLD, Problem
 from ficco.runtime.local import LocalRuntime
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
@@ -213,9 +213,10 @@ class Node(NodeOperators):
         if arrays is None:
             posed = self._posed(problem.op, arguments)
             if posed.problem != problem:
+                unlike = planning.differences(problem, posed.problem)
                 raise InputError(
-                    f"the plan is for another problem: {differences(problem, posed.problem)}; pass "
-                    "arguments of those sizes, or make a plan for these by ficco.lower"
+                    f"the plan is for another problem: {unlike}; pass arguments of those sizes, or "
+                    "make a plan for these by ficco.lower"
                 )
             arrays = posed.arrays
         elif arguments:

@@ -6,7 +6,7 @@ These are the public forms of lowering, the verifier and the JSON of plans.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ficco import lowering, plan_json, verifier
@@ -21,6 +21,7 @@ from ficco.verifier import Violation
 __all__ = [
     "Verification",
     "check",
+    "differences",
     "load_plan",
     "lower",
     "prove",
@@ -155,6 +156,14 @@ def verify(plan: Plan) -> Verification:
 def prove(plan: Plan) -> Verification:
     """Return the result of `verify`, without reports of progress."""
     return Verification(plan, tuple(verifier.verify(plan)))
+
+
+def differences(one: Problem, other: Problem) -> str:
+    """Return the fields in which two problems differ, as "rows=(4, 4), not (5, 3)"."""
+    names = [entry.name for entry in fields(Problem)]
+    pairs = {name: (getattr(one, name), getattr(other, name)) for name in names}
+    unlike = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return "; ".join(f"{name}={a!r:.160}, not {b!r:.160}" for name, (a, b) in unlike.items())
 
 
 def steps_of(plan: Plan) -> int:

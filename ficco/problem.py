@@ -25,7 +25,6 @@ __all__ = [
     "Problem",
     "check_per_rank",
     "chunk_sizes",
-    "differences",
     "offsets",
 ]
 
@@ -289,16 +288,6 @@ class Problem:
             raise InputError(f"problem: the field {missing} is missing") from None
         except (TypeError, AttributeError) as wrong:
             raise InputError(f"problem: a field has the wrong type: {wrong}") from None
-
-
-def differences(one: Problem, other: Problem) -> str:
-    """Return the fields in which two problems differ, as "rows=(4, 4), not (5, 3)"."""
-    pairs = {field.name: (getattr(one, field.name), getattr(other, field.name))
-             for field in fields(Problem)}  # fmt: skip
-    return "; ".join(
-        f"{name}={mine!r:.160}, not {its!r:.160}" for name, (mine, its) in pairs.items()
-        if mine != its
-    )  # fmt: skip
 
 
 def _int(value: Any) -> int:
