@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from ficco.modules.sizing import size_windows
     from ficco.node import Node
     from ficco.plan import Plan
+    from ficco.planning import Verification, load_plan, lower, save_plan, verify
     from ficco.problem import Output, Problem
     from ficco.schedule import Schedule
     from ficco.timeline import Span, Timeline
+    from ficco.verifier import Violation
 
 __version__ = "0.1.0"
 
@@ -63,6 +65,8 @@ _HOMES = {
     "Span": "timeline",
     "Timeline": "timeline",
     "TimeoutExceeded": "errors",
+    "Verification": "planning",
+    "Violation": "verifier",
     "all_gather_matmul": "modules.functions",
     "all_to_all_matmul": "modules.functions",
     "close": "modules.groups",
@@ -70,6 +74,8 @@ _HOMES = {
     "embedding_all_to_all": "modules.functions",
     "explain": "modules.explaining",
     "fallback_reason": "modules.groups",
+    "load_plan": "planning",
+    "lower": "planning",
     "matmul_all_reduce": "modules.functions",
     "matmul_all_to_all": "modules.functions",
     "matmul_reduce_scatter": "modules.functions",
@@ -77,8 +83,10 @@ _HOMES = {
     "prepare": "modules.groups",
     "reset": "modules.groups",
     "restore": "modules.overlapping",
+    "save_plan": "planning",
     "size_windows": "modules.sizing",
     "synchronize": "modules.groups",
+    "verify": "planning",
     "window_bytes": "modules.groups",
 }
 
@@ -98,6 +106,8 @@ __all__ = [
     "Span",
     "Timeline",
     "TimeoutExceeded",
+    "Verification",
+    "Violation",
     "__version__",
     "all_gather_matmul",
     "all_to_all_matmul",
@@ -106,6 +116,8 @@ __all__ = [
     "embedding_all_to_all",
     "explain",
     "fallback_reason",
+    "load_plan",
+    "lower",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",
@@ -113,8 +125,10 @@ __all__ = [
     "prepare",
     "reset",
     "restore",
+    "save_plan",
     "size_windows",
     "synchronize",
+    "verify",
     "window_bytes",
 ]
 

@@ -11,6 +11,11 @@ from ficco.errors import InputError, closest, shown
 
 __all__ = ["load", "names", "text"]
 
+_LISTED = {
+    kind: f"; `ficco list {command}` describes them"
+    for kind, command in (("machines", "machines"), ("named", "schedules"), ("sweeps", "grids"))
+}
+
 
 @cache
 def _root() -> Path:
@@ -51,8 +56,8 @@ def load(kind: str, name: str, what: str, error: type[InputError]) -> dict[str, 
     known = names(kind)
     if name not in known:
         raise error(
-            f"unknown {what} {shown(name)}{closest(name, known)}. Known: {', '.join(known)}; "
-            "or give a path that ends in .toml"
+            f"unknown {what} {shown(name)}{closest(name, known)}. Known: {', '.join(known)}"
+            f"{_LISTED.get(kind, '')}; or give a path that ends in .toml"
         )
     return _shipped(kind, name)
 

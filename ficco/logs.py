@@ -10,14 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ficco.errors import InputError, closest
 
-__all__ = ["log", "set_up"]
+__all__ = ["log", "reporting", "set_up"]
 
 log = logging.getLogger("ficco")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
+FIRST_REPORT_S, NEXT_REPORT_S = 2.0, 10.0  # until a long task is reported, and again
 _handlers: list[logging.Handler] = []  # this process's handler, after `set_up`
 
 
@@ -40,6 +45,34 @@ def set_up() -> None:
     _handlers.append(handler)
     log.addHandler(handler)
     log.setLevel(level.upper())
+
+
+@contextmanager
+def reporting(task: str, enabled: bool = True) -> Iterator[None]:
+    """Report a task that takes more than two seconds, as a warning of the log every ten seconds.
+
+    Args:
+        task: what the block does, such as "measuring this machine".
+        enabled: whether this process reports; only one of several ranks does.
+    """
+    if not enabled:
+        yield
+        return
+    begin, over = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        wait_s = FIRST_REPORT_S
+        while not over.wait(wait_s):
+            log.warning("%s, for %.0f s so far", task, time.monotonic() - begin)
+            wait_s = NEXT_REPORT_S
+
+    thread = threading.Thread(target=report, name="ficco-reporting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _WithRank(logging.Formatter):

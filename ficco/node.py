@@ -11,22 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ficco import compute as computes
-from ficco import operators, selector
+from ficco import operators, planning, selector
 from ficco.checking import positive_seconds, whole_number
 from ficco.compute import dtype_of
 from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError, closest, shown
-from ficco.logs import log, set_up
+from ficco.logs import log, reporting, set_up
 from ficco.machine import Machine
+from ficco.node_operators import NodeOperators
 from ficco.operators.arrays import Library, row_contiguous
+from ficco.plan import Plan
 from ficco.problem import MAX_WORLD, Problem
 from ficco.registry import Posed
 from ficco.runtime.local import LocalRuntime
@@ -43,7 +45,7 @@ __all__ = ["Node"]
 Array = npt.NDArray[Any]
 
 
-class Node:
+class Node(NodeOperators):
     """All ranks of a group in this process, each a thread with its own copy lanes.
 
     Args:
@@ -86,13 +88,15 @@ class Node:
         world = whole_number(world, "world", 1, MAX_WORLD)
         timeout_s = positive_seconds(timeout_s, "timeout_s")
         self._schedule = _named(schedule)
+        self._checked: tuple[Plan, bool] | None = None  # the last plan of `run`: was it proved?
         profile = machine if isinstance(machine, Machine) else Machine.named(machine)
         self._library: Library = NUMPY
         self._runtime: LocalRuntime | CudaLocalRuntime
         if profile.engine == "cuda":
             cupy = _cupy(compute)
             self._library = cupy
-            self._runtime = CudaLocalRuntime(world, profile, cupy, timeout_s)
+            with reporting(f"opening a node of {world} GPUs"):
+                self._runtime = CudaLocalRuntime(world, profile, cupy, timeout_s)
         else:
             library = computes.named("numpy" if compute is None else compute)
             self._runtime = LocalRuntime(world, profile, library, timeout_s)
@@ -122,199 +126,7 @@ class Node:
         """Bytes of memory of the windows, over all ranks."""
         return self._runtime.window_bytes
 
-    def all_gather_matmul(
-        self,
-        xs: Sequence[Array],
-        ws: Sequence[Array | Sequence[Array]],
-        *,
-        bias: Sequence[Any] | None = None,
-        axes: Sequence[str] | None = None,
-        schedule: str | Schedule | None = None,
-        grain: int | None = None,
-    ) -> list[Any]:
-        """Multiply the concatenation of all ranks' rows with each rank's weight.
-
-        Args:
-            xs: per rank x_r [m_r, k]; m_r may differ and be 0. Rows whose elements are not
-                contiguous are copied first.
-            ws: per rank w_r [k, n_r] with any strides, or a tuple of several weights that share
-                the gather; n_r may differ and be 0.
-            bias: per rank [n_r], or a tuple with one (or None) per weight; None: no bias.
-            axes: per weight: "rows", or "contraction" for concat(x)^T . w_r with w_r [m, n_r].
-            schedule: instead of the node's.
-            grain: chunks per shard, instead of the schedule's.
-
-        Returns:
-            Per rank y_r [m, n_r] (along the contraction [k, n_r]); a tuple if ws has tuples.
-
-        Raises:
-            InputError: shapes or dtypes do not fit. ScheduleError: the schedule is not implemented.
-            TimeoutExceeded, EngineError: the call failed.
-        """
-        outputs = self._call(
-            "all_gather_matmul", schedule, grain, xs=xs, ws=ws, bias=bias, axes=axes
-        )
-        if any(isinstance(w, (tuple, list)) for w in ws):
-            return [tuple(ys) for ys in outputs]
-        return [ys[0] for ys in outputs]
-
-    def matmul_reduce_scatter(
-        self,
-        xs: Sequence[Array | Sequence[Array]],
-        ws: Sequence[Array | Sequence[Array]],
-        *,
-        rows: Sequence[int] | None = None,
-        bias: Sequence[Any] | None = None,
-        schedule: str | Schedule | None = None,
-        grain: int | None = None,
-    ) -> list[Array]:
-        """Sum all ranks' products, and give each rank its rows of the sum.
-
-        Args:
-            xs: per rank x_r [m, k_r], or several, whose products are added up.
-            ws: per rank w_r [k_r, n], or several, one per x.
-            rows: per rank, the number of rows it gets; default: torch.chunk's rule.
-            bias: per rank [n], added to that rank's rows.
-            schedule: instead of the node's.
-            grain: chunks per shard, instead of the schedule's.
-
-        Returns:
-            Per rank y_r [m_r, n].
-
-        Raises: as `all_gather_matmul`.
-        """
-        return self.call(
-            "matmul_reduce_scatter", schedule=schedule, grain=grain, xs=xs, ws=ws, rows=rows,
-            bias=bias,
-        )  # fmt: skip
-
-    def matmul_all_reduce(
-        self,
-        xs: Sequence[Array | Sequence[Array]],
-        ws: Sequence[Array | Sequence[Array]],
-        *,
-        bias: Sequence[Any] | None = None,
-        schedule: str | Schedule | None = None,
-        grain: int | None = None,
-    ) -> list[Array]:
-        """Sum all ranks' products, and give every rank the whole sum.
-
-        Args:
-            xs: per rank x_r [m, k_r], or several, whose products are added up.
-            ws: per rank w_r [k_r, n], or several, one per x.
-            bias: per rank [n], the same on all.
-            schedule: instead of the node's.
-            grain: chunks per shard, instead of the schedule's.
-
-        Returns:
-            Per rank y [m, n], bitwise equal on all.
-
-        Raises: as `all_gather_matmul`.
-        """
-        return self.call(
-            "matmul_all_reduce", schedule=schedule, grain=grain, xs=xs, ws=ws, bias=bias
-        )
-
-    def all_to_all_matmul(
-        self,
-        xs: Sequence[Array],
-        ws: Sequence[Array],
-        splits: Sequence[Sequence[int]],
-        *,
-        schedule: str | Schedule | None = None,
-        grain: int | None = None,
-    ) -> list[Array]:
-        """Send every rank its block of rows, and multiply each rank's rows with its weight.
-
-        Args:
-            xs: per rank x_r [sum of splits[r], k], blocks for rank 0, 1, ... in this order.
-            ws: per rank w_r [k, n].
-            splits: splits[s][r] rows go from rank s to rank r.
-            schedule: instead of the node's.
-            grain: chunks per block, instead of the schedule's.
-
-        Returns:
-            Per rank [rows received, n], rows ordered by source rank.
-
-        Raises: as `all_gather_matmul`.
-        """
-        return self.call(
-            "all_to_all_matmul", schedule=schedule, grain=grain, xs=xs, ws=ws, splits=splits
-        )
-
-    def matmul_all_to_all(
-        self,
-        xs: Sequence[Array],
-        ws: Sequence[Array],
-        splits: Sequence[Sequence[int]],
-        *,
-        schedule: str | Schedule | None = None,
-        grain: int | None = None,
-    ) -> list[Array]:
-        """Multiply each rank's rows with its weight, and send every rank its block of the product.
-
-        Arguments, result and errors are as in `all_to_all_matmul`.
-        """
-        return self.call(
-            "matmul_all_to_all", schedule=schedule, grain=grain, xs=xs, ws=ws, splits=splits
-        )
-
-    def embedding_all_to_all(
-        self,
-        tables: Sequence[Sequence[Array]],
-        indices: Sequence[Sequence[Array]],
-        offsets: Sequence[Sequence[Array]],
-        *,
-        rows: Sequence[int] | None = None,
-        schedule: str | Schedule | None = None,
-        grain: int | None = None,
-    ) -> list[Array]:
-        """Pool every rank's tables for the whole batch; give each rank its slice of all tables.
-
-        Args:
-            tables: per rank its tables, each [rows, d].
-            indices: per rank and table [lookups], int64.
-            offsets: per rank and table [batch], int64: the start of each bag in its indices.
-            rows: per rank, the rows of the batch that it gets; default: torch.chunk's rule.
-            schedule: instead of the node's.
-            grain: chunks per batch slice, instead of the schedule's.
-
-        Returns:
-            Per rank [its rows, all tables of all ranks side by side].
-
-        Raises: as `all_gather_matmul`.
-        """
-        return self.call(
-            "embedding_all_to_all", schedule=schedule, grain=grain, tables=tables,
-            indices=indices, offsets=offsets, rows=rows,
-        )  # fmt: skip
-
-    def call(
-        self,
-        name: str,
-        *,
-        schedule: str | Schedule | None = None,
-        grain: int | None = None,
-        **arguments: Any,
-    ) -> list[Array]:
-        """Run an operator by name, including those of `ficco.operators.register`.
-
-        Args:
-            name: the name of the operator.
-            schedule: instead of the node's.
-            grain: chunks per shard, instead of the schedule's.
-            arguments: the operator's arguments; arrays are lists with an entry per rank.
-
-        Returns:
-            Per rank, its first output.
-
-        Raises: as `all_gather_matmul`; InputError for an operator that is not registered.
-
-        Example:
-            >>> node.call("matmul_all_reduce", xs=xs, ws=ws)  # doctest: +SKIP
-        """
-        return [ys[0] for ys in self._call(name, schedule, grain, **arguments)]
-
+    @overload
     def run(
         self,
         problem: Problem,
@@ -322,26 +134,119 @@ class Node:
         *,
         schedule: str | Schedule | None = None,
         grain: int | None = None,
+    ) -> list[list[Array]]: ...
+
+    @overload
+    def run(
+        self,
+        problem: Plan,
+        arrays: Sequence[Mapping[str, Array]] | None = None,
+        *,
+        verify: bool = True,
+        **arguments: Any,
+    ) -> list[list[Array]]: ...
+
+    def run(
+        self,
+        problem: Problem | Plan,
+        arrays: Sequence[Mapping[str, Array]] | None = None,
+        *,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+        verify: bool = True,
+        **arguments: Any,
     ) -> list[list[Array]]:
-        """Run a problem on named inputs.
+        """Run a problem on named inputs, or a plan as it is.
 
         Args:
-            problem: the problem; its world is the node's.
+            problem: a problem, or a plan: one of `ficco.lower`, of `ficco.load_plan`, or written by
+                hand. Its world is the node's.
             arrays: per rank, inputs and weights by buffer name (see the plan's schema).
-            schedule: instead of the node's.
-            grain: chunks per shard, instead of the schedule's.
+            schedule: of a problem: instead of the node's.
+            grain: of a problem: chunks per shard, instead of the schedule's.
+            verify: of a plan: prove it before its first run (`ficco.verify`); further runs of the
+                same object skip the proof. False: check only its form, so that no step leaves its
+                buffer. An unproved plan may give wrong results, or wait until `timeout_s`.
+            arguments: of a plan, instead of `arrays`: the operator's arguments, as in `call`. Their
+                problem (sizes, dtype, rows per rank) must be the plan's.
 
         Returns:
             Per rank, its outputs.
 
         Raises:
+            InputError: the arguments do not fit the problem, or a plan is for another problem.
+            PlanError: the plan is wrong; the message names rank, step and remedy.
+            TimeoutExceeded, EngineError: the call failed.
             MemoryError: results, or windows and workspaces, exceed the host's available memory.
+
+        Example:
+            >>> plan = ficco.load_plan("mine.json")  # doctest: +SKIP
+            >>> ys = node.run(plan, xs=xs, ws=ws)  # doctest: +SKIP
         """
+        if isinstance(problem, Plan):
+            if schedule is not None or grain is not None:
+                raise InputError(
+                    f"schedule={schedule!r:.80}, grain={grain!r:.80} with a plan, which has a "
+                    "schedule of its own; leave them out, or make the plan by ficco.lower"
+                )
+            return self._run_plan(problem, arrays, verify, arguments)
+        if arguments or not verify:
+            name = next(iter(arguments), "verify")
+            raise InputError(f"{name}: this argument is for a plan; leave it out, or use call()")
         if not isinstance(problem, Problem):
-            raise InputError(f"problem={shown(problem)}: a ficco.Problem is needed")
+            raise InputError(f"problem={shown(problem)}: a ficco.Problem or a ficco.Plan is needed")
+        self._check_world(problem)
+        arrays = self._per_rank(arrays, "arrays")
+        self._check_named(problem, arrays)
+        results, named = self._with_results(problem, arrays)
+        self._runtime.execute(problem, self._resolved(problem, schedule, grain), named)
+        return results
+
+    def _run_plan(
+        self,
+        plan: Plan,
+        arrays: Sequence[Mapping[str, Array]] | None,
+        verify: bool,
+        arguments: dict[str, Any],
+    ) -> list[list[Array]]:
+        problem = plan.problem
+        self._check_world(problem)
+        if arrays is None:
+            posed = self._posed(problem.op, arguments)
+            if not isinstance(posed, Posed):
+                raise InputError(
+                    "the plan is for sizes of 1 or more, and a size of the arguments is 0; pass "
+                    "arguments of the plan's sizes, or use call()"
+                )
+            if posed.problem != problem:
+                unlike = planning.differences(problem, posed.problem)
+                raise InputError(
+                    f"the plan is for another problem: {unlike}; pass arguments of those sizes, or "
+                    "make a plan for these by ficco.lower"
+                )
+            arrays = posed.arrays
+        elif arguments:
+            raise InputError(
+                f"arrays and {', '.join(arguments)}: give the arrays by buffer name, or the "
+                "operator's arguments, not both"
+            )
+        self._check_named(problem, self._per_rank(arrays, "arrays"))
+        if self._checked is None or self._checked[0] is not plan or verify > self._checked[1]:
+            with reporting(f"proving a plan of {planning.steps_of(plan)} steps"):
+                planning.check(plan, verify)
+            self._checked = (plan, verify)
+        results, named = self._with_results(problem, arrays)
+        self._runtime.execute_plan(plan, named)
+        return results
+
+    def _check_world(self, problem: Problem) -> None:
         if problem.world != self.world:
             raise InputError(f"the problem has {problem.world} ranks, the node {self.world}")
-        self._check_named(problem, self._per_rank(arrays, "arrays"))
+
+    def _with_results(
+        self, problem: Problem, arrays: Sequence[Mapping[str, Array]]
+    ) -> tuple[list[list[Array]], list[dict[str, Array]]]:
+        """Return, per rank, new outputs, and all its arrays by buffer name."""
         dtype = dtype_of(problem.dtype)
         if self._runtime.machine.engine == "host":  # on a GPU, CuPy checks memory
             shapes = [shape for rank in range(self.world) for shape in problem.result_shapes(rank)]
@@ -356,13 +261,24 @@ class Node:
             {**self._readable(rank_arrays), **{f"y{i}": y for i, y in enumerate(ys)}}
             for rank_arrays, ys in zip(arrays, results, strict=True)
         ]
-        self._runtime.execute(problem, self._resolved(problem, schedule, grain), named)
-        return results
+        return results, named
 
     def _call(
         self, name: str, schedule: str | Schedule | None, grain: int | None, **arguments: Any
     ) -> list[list[Array]]:
         """Return, per rank, all outputs of an operator."""
+        posed = self._posed(name, arguments)
+        if not isinstance(posed, Posed):
+            self._runtime.check()
+            _named(self._schedule if schedule is None else schedule, grain)
+            return posed
+        return self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
+
+    def _posed(self, name: str, arguments: dict[str, Any]) -> Posed | list[list[Array]]:
+        """Return the problem of an operator's arguments, and its arrays by buffer name.
+
+        If a size is 0, so that there is no problem, return the results.
+        """
         operator = operators.get(name)
         for argument in arguments:
             if argument not in operator.arguments:
@@ -372,12 +288,7 @@ class Node:
                 )
         for argument in operator.per_rank:
             arguments[argument] = self._per_rank(arguments.get(argument), argument)
-        posed = operator.pose(name, self._library, **arguments)
-        if not isinstance(posed, Posed):
-            self._runtime.check()
-            _named(self._schedule if schedule is None else schedule, grain)
-            return posed
-        return self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
+        return operator.pose(name, self._library, **arguments)
 
     @property
     def traced(self) -> bool:

@@ -240,6 +240,7 @@ class Operator:
         label: a short name for tables and figures.
         flow: how its data flows.
         function: the operator as a function of PyTorch; None: it has none.
+        about: one line on what a rank gets, for lists.
         schedules: named schedules that not every operator has.
         check: rejects an invalid problem of this operator; messages name the field.
         fields: maps world, m, n, k and rows per rank to the fields of `Problem.chunked`.
@@ -269,6 +270,7 @@ class Operator:
     reference: Callable[[Problem, Sequence[Arrays], Sequence[int]], list[list[Exact]]]
     pose: Callable[..., Posed | list[list[Array]]]
     function: Function | None = None
+    about: str = ""
     schedules: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     per_rank: tuple[str, ...] = ("xs", "ws")
@@ -347,7 +349,8 @@ def get(name: str) -> Operator:
     operator = _operators.get(name) if isinstance(name, str) else None
     if operator is None:
         raise InputError(
-            f"unknown operator {shown(name)}{closest(name, names())}. Known: {', '.join(names())}"
+            f"unknown operator {shown(name)}{closest(name, names())}. Known: "
+            f"{', '.join(names())}; `ficco list operators` describes them"
         )
     return operator
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from ficco import data, logs, reading, registry
@@ -114,10 +115,13 @@ class Schedule:
     def named(cls, name: str) -> Schedule:
         """Read a shipped schedule, or a file if the name ends in .toml.
 
+        A file without the field `name` names its schedule by its own name, without .toml.
+
         Raises:
             ScheduleError: there is no such schedule, or the file is not a schedule.
         """
-        return cls.from_toml(data.load("named", name, "schedule", ScheduleError), name)
+        table = data.load("named", name, "schedule", ScheduleError)
+        return cls.from_toml({"name": Path(name).stem, **table}, name)
 
     @classmethod
     def read(cls, schedule: str | Schedule) -> Schedule:

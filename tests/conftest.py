@@ -28,6 +28,9 @@ os.environ["FICCO_MEASURE"] = "0"
 # Tests go on side by side, and so do ranks: threads of BLAS would only be in each other's way.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+# Commands write as into a file, however wide the terminal of the run is.
+os.environ.pop("COLUMNS", None)
+
 settings.register_profile(
     "ficco", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -45,6 +45,7 @@ FLOORS = {
     "verifier": 5,
     "compute": 6,
     "kernels": 6,
+    "planning": 6,
     "simulator": 6,
     "engines": 7,
     "selector": 7,
@@ -52,6 +53,7 @@ FLOORS = {
     "measuring": 9,
     "modules": 9,
     "node": 9,
+    "node_operators": 9,
     "profiling": 9,
     "packing": 10,
     "sweeping": 10,
@@ -75,6 +77,7 @@ SAME_FLOOR = {
     ("compute", "kernels"),
     ("cli", "report"),
     ("modules", "profiling"),
+    ("node", "node_operators"),
 }
 # Imported for annotations alone.
 TYPES = {("registry", "operators"), ("registry", "problem"), ("registry", "symbolic")}

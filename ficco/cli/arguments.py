@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ficco import operators
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
@@ -11,11 +15,12 @@ from ficco.dtypes import DTYPES
 from ficco.errors import InputError, ScheduleError
 from ficco.machine import Machine
 from ficco.passes.served import check_served
+from ficco.plan import Plan
 from ficco.problem import MAX_WORLD, Problem
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
 
-__all__ = ["Request", "add_problem", "fitting", "problem_from", "request_from"]
+__all__ = ["Request", "add_command", "add_problem", "fitting", "problem_from", "request_from"]
 
 # The default job. On mesh4 a chunk takes 5.8 ms, the transfer 23 ms and the GEMM 45 ms. Only a few
 # of these ms are real work, so four ranks on two cores hardly wait for each other.
@@ -33,6 +38,7 @@ class Request:
     Attributes:
         refused: why some schedules of `all` are left out.
         chosen: the schedule that `auto` selected, and why.
+        plan: the plan to run, instead of schedules.
     """
 
     problem: Problem
@@ -40,43 +46,74 @@ class Request:
     schedules: tuple[Schedule, ...]
     refused: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+def add_command(
+    commands: Any, name: str, summary: str, description: str, examples: Sequence[tuple[str, str]]
+) -> argparse.ArgumentParser:
+    """Add a command whose help ends with examples: pairs of a comment and a command line."""
+    columns = shutil.get_terminal_size().columns - 2
+    lines = [line for about, words in examples for line in (f"  # {about}", f"  {words}")]
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=textwrap.fill(description, columns),
+        epilog="\n".join(["examples:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    return parser
 
 
 def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
     """Add operator, sizes and machine to a command; add the schedule if it has a default."""
-    parser.add_argument(
+    problem = parser.add_argument_group("problem")
+    problem.add_argument(
         "op", nargs="?", default="all_gather_matmul", metavar="OP",
-        help=f"operator: {', '.join(operators.names())} (default all_gather_matmul)",
+        help=f"The operator: {', '.join(operators.names())}. `ficco list operators` describes "
+        "them. Default: all_gather_matmul.",
     )  # fmt: skip
-    for name, what in (("m", "rows of x"), ("n", "columns of w"), ("k", "the contraction")):
-        parser.add_argument(
+    for name, what in (
+        ("m", "number of rows of x"), ("n", "number of columns of w"),
+        ("k", "size of the contraction"),
+    ):  # fmt: skip
+        problem.add_argument(
             f"--{name}",
             f"--{name.upper()}",  # torchrun parses --m as one of its own options
-            dest=name,
-            type=int,
-            help=f"{what}, over all ranks ({HOST_SIZES[name]}; on GPUs {GPU_SIZES[name]})",
-        )
-    parser.add_argument(
-        "--ranks", type=int, help="ranks (default: the number of ranks of --machine; else "
-        f"{HOST_RANKS}, or the number of GPUs)"
+            dest=name, type=int, metavar="N",
+            help=f"The {what}, over all ranks. Default: {HOST_SIZES[name]}; on GPUs "
+            f"{GPU_SIZES[name]}.",
+        )  # fmt: skip
+    problem.add_argument(
+        "--ranks", type=int, metavar="N",
+        help="The number of ranks. Default: that of --machine; without it "
+        f"{HOST_RANKS}, or the number of GPUs.",
     )  # fmt: skip
-    parser.add_argument("--rows", help="rows per rank, comma-separated, if they are uneven")
-    parser.add_argument(
-        "--splits",
-        help="all-to-all: rows from each rank to each rank; commas within a rank, semicolons "
-        "between ranks",
-    )
-    parser.add_argument("--dtype", help=f"{', '.join(DTYPES)} ({HOST_DTYPE}; on GPUs {GPU_DTYPE})")
-    parser.add_argument(
-        "--machine",
-        help="profile to run as: a shipped name or a .toml file (default: the "
-        "smallest mesh with enough ranks)",
-    )
+    problem.add_argument(
+        "--rows", metavar="N,N,...",
+        help="The rows of each rank, separated by commas. Default: equal parts of m.",
+    )  # fmt: skip
+    problem.add_argument(
+        "--splits", metavar="N,N;N,N",
+        help="For all-to-all: the rows from each rank to each rank, with commas within a rank and "
+        "semicolons between ranks. Default: equal parts of m.",
+    )  # fmt: skip
+    problem.add_argument(
+        "--dtype",
+        help=f"The dtype of inputs and results: {', '.join(DTYPES)}. Default: {HOST_DTYPE}; on "
+        f"GPUs {GPU_DTYPE}.",
+    )  # fmt: skip
+    where = parser.add_argument_group("machine" if schedule is None else "machine and schedule")
+    where.add_argument(
+        "--machine", metavar="NAME",
+        help="The profile of the machine: a name from `ficco list machines`, or a .toml file. "
+        "Default: the GPUs if several can be used, else the smallest mesh with enough ranks.",
+    )  # fmt: skip
     if schedule is not None:
-        parser.add_argument("--schedule", default=schedule, help=schedule_help(schedule))
-        parser.add_argument(
+        where.add_argument(
+            "--schedule", default=schedule, metavar="NAME", help=schedule_help(schedule)
+        )
+        where.add_argument(
             "--grain", type=_grain, metavar="N",
-            help="chunks per shard, or `world` for as many as ranks; overrides the schedule's",
+            help="The chunks per shard, or `world` for as many as ranks. Default: the schedule's.",
         )  # fmt: skip
 
 
@@ -92,11 +129,10 @@ def _grain(text: str) -> int | str:
 
 def schedule_help(default: str) -> str:
     """Return the help text of --schedule; the default "all" means that several are accepted."""
-    several = ", several by comma, all" if default == "all" else ""
-    names = dict.fromkeys(name for op in operators.names() for name in Schedule.names(op))
+    several = " Several names are separated by commas; `all` stands for all of the operator's."
     return (
-        f"name{several}, a .toml file, or auto (the schedule predicted to be fastest): "
-        f"{', '.join(names)} ({default})"
+        "The schedule: a name from `ficco list schedules`, a .toml file, or `auto` for the one "
+        f"that is predicted to be fastest.{several if default == 'all' else ''} Default: {default}."
     )
 
 

@@ -9,11 +9,13 @@ import importlib.util
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ficco.cli.arguments import HOST_RANKS
+from ficco.cli.arguments import HOST_RANKS, add_command
 from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
+from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
 
@@ -35,36 +37,50 @@ class Finding(NamedTuple):
 
 def add_to(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "doctor", help="report what this machine has, what is missing, and what auto chooses by",
-        description="Check this machine. Exit 0 if ficco can run here at all, else 1.",
-    )  # fmt: skip
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
-    output.add_argument(
-        "--profile", metavar="FILE", help="measure this machine, in two minutes or less, and write "
-        "FILE.toml, a profile for --machine: of the GPUs if ficco can run on several, else of the "
-        "host engine",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        help=f"with --profile: ranks ({HOST_RANKS}; on GPUs the number of GPUs)",
-    )
-    parser.add_argument(
-        "--processes", action="store_true",
-        help="with --profile: measure the host engine with processes and PyTorch, which the torch "
-        "functions use, instead of threads and NumPy, which ficco run uses",
+    parser = add_command(
+        commands, "doctor", "report what this machine has, what is missing, and what auto uses",
+        "Check this machine, or measure a profile of it. Exit 0 if ficco can run here at all, else "
+        "1.",
+        (
+            ("what this machine has, and what to install for what is missing", "ficco doctor"),
+            ("measure this machine, and predict from what was measured",
+             "ficco doctor --profile here.toml; ficco explain --machine here.toml"),
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--hold-multiprocessors", action="store_true",
-        help="measure which driver calls need a multiprocessor; a kernel occupies all of GPU 0 for "
-        "about three seconds in total, and other work on this GPU waits",
+        help="Measure which driver calls need a multiprocessor. A kernel occupies all of GPU 0 for "
+        "about three seconds in total, and other work on this GPU waits. Default: not measured.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", action="store_true",
+        help="Print JSON on stdout, and nothing else; not with --profile. Default: a table.",
+    )  # fmt: skip
+    profile = parser.add_argument_group("profile")
+    profile.add_argument(
+        "--profile", metavar="FILE",
+        help="Measure this machine, in two minutes or less, and write FILE.toml, a profile for "
+        "--machine: of the GPUs if ficco can run on several, else of the host engine. Default: "
+        "nothing is measured.",
+    )  # fmt: skip
+    profile.add_argument(
+        "--ranks", type=int, metavar="N",
+        help=f"With --profile: the number of ranks. Default: {HOST_RANKS}; on GPUs the number of "
+        "GPUs.",
+    )  # fmt: skip
+    profile.add_argument(
+        "--processes", action="store_true",
+        help="With --profile: measure the host engine with processes and PyTorch, which the torch "
+        "functions use. Default: threads and NumPy, which `ficco run` uses.",
     )  # fmt: skip
     parser.set_defaults(main=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
+    if args.profile is not None and args.json:
+        raise InputError(
+            f"--json with --profile {args.profile}: the profile is the result; leave --json out"
+        )
     if args.profile is not None and args.hold_multiprocessors:
         raise InputError(
             f"--hold-multiprocessors with --profile {args.profile}: run them one after the other"
@@ -77,34 +93,49 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError("--processes needs --profile FILE")
     if args.ranks is not None:
         raise InputError(f"--ranks {args.ranks} needs --profile FILE")
-    findings = [
-        _platform(),
-        _native(),
-        _memory(),
-        _numpy(),
-        _torch(),
-        *_cuda(),
-        *(_multiprocessor_use() if args.hold_multiprocessors else []),
-        *_libraries(),
-        _hip(),
-    ]
+    with Working("ficco doctor") as work:
+        work.say("checks this machine")
+        findings = [
+            _platform(),
+            _native(),
+            _memory(),
+            _numpy(),
+            _torch(),
+            *_cuda(),
+            *(_multiprocessor_use() if args.hold_multiprocessors else []),
+            *_libraries(),
+            _hip(),
+        ]
     usable = all(f.ok for f in findings if f.serves.startswith("everything"))
     if args.json:
         print(json.dumps({"ok": usable, "findings": [f._asdict() for f in findings]}))
         return 0 if usable else 1
+    print(_text(findings))
+    return 0 if usable else 1
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    """Return a table of the findings, or in narrow terminals a paragraph for each."""
     from rich.table import Table
     from rich.text import Text
 
-    from ficco.report.tables import drawn
+    from ficco.report.tables import WIDEST, drawn, width_of, wrapped
 
+    width = width_of(sys.stdout)
+    if width < WIDEST:
+        lines = []
+        for f in findings:
+            do = f" To do: {f.do}." if f.do else ""
+            text = f"{'yes' if f.ok else 'no':<4} {f.name}: {f.found}. Used for: {f.serves}.{do}"
+            lines.append(wrapped(text, width, " " * 5))
+        return "\n".join(lines)
     table = Table(box=None, pad_edge=False)
     for name in ("", "check", "found", "used for", "to do"):
         table.add_column(name, overflow="fold")
     for f in findings:
         cells = ("yes" if f.ok else "no", f.name, f.found, f.serves, f.do)
         table.add_row(*map(Text, cells))  # Text: brackets are not parsed as markup
-    print(drawn(table))
-    return 0 if usable else 1
+    return drawn(table)
 
 
 def _platform() -> Finding:

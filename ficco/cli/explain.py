@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
-from ficco.cli.arguments import HOST_RANKS, add_problem, problem_from
+from ficco.cli.arguments import HOST_RANKS, add_command, add_problem, problem_from
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, gpus, profile_of
 from ficco.cli.progress_line import Working
+from ficco.machine import Machine
+from ficco.problem import Problem
 from ficco.selector import METHODS, Book, Choice, choose
 from ficco.timeline import REGIMES
 
@@ -19,24 +22,70 @@ _SHOWN = 12  # alternatives in the table; the JSON lists all
 
 def add_to(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "explain", help="recommend a schedule, and say why",
-        description="Say which schedule a problem should take on a machine and why, and the "
-        "predicted times of the others. Nothing runs.",
+    parser = add_command(
+        commands, "explain", "recommend a schedule, and say why",
+        "Say which schedule a problem should take on a machine and why, and the predicted times of "
+        "the others. Nothing runs.",
+        (
+            ("a layer of Llama-3-70B on eight H200s",
+             "ficco explain --machine h200x8 --m 8192 --n 57344 --k 8192"),
+            ("what the simulator predicts for all-reduces of 16 rows",
+             "ficco explain matmul_all_reduce --machine h100x2 --m 16 --by simulator"),
+        ),
     )  # fmt: skip
     add_problem(parser, None)
-    parser.add_argument(
-        "--regime", choices=REGIMES, default="captured", help="how calls are made (%(default)s)"
-    )
-    parser.add_argument("--by", choices=METHODS, help="use only this method (book, else simulator)")
-    parser.add_argument("--book", help="measured book; replaces the machine's shipped one")
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
+    choice = parser.add_argument_group("choice")
+    choice.add_argument(
+        "--regime", choices=REGIMES, default="captured",
+        help="How calls are made: in a CUDA graph, back to back, or each waited for. Default: "
+        "%(default)s.",
+    )  # fmt: skip
+    choice.add_argument(
+        "--by", choices=METHODS,
+        help="Use only this method: the book of measured calls, the simulator, or the rule. "
+        "Default: the book, or the simulator where the book has no such call.",
+    )  # fmt: skip
+    choice.add_argument(
+        "--book", metavar="FILE",
+        help="Use this measured book. Default: the shipped book of the machine.",
+    )  # fmt: skip
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json", action="store_true",
+        help="Print JSON on stdout, and nothing else. Default: a table.",
+    )  # fmt: skip
     parser.set_defaults(main=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
+    with Working("ficco explain") as work:
+        profile, problem, choice = _chosen(args, work)
+    p = problem
+    if args.json:
+        about = {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "ranks": p.world, "dtype": p.dtype}
+        about |= {"machine": profile.name, "regime": args.regime}
+        print(json.dumps({**about, **choice.to_json()}))
+        return 0
+    from ficco.report.tables import UNLIMITED, counted, width_of, wrapped
+
+    width = width_of(sys.stdout, UNLIMITED)
+    lines = [
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  {counted(p.world, 'rank')}  {p.dtype}  {args.regime}",
+        f"machine {profile.name}: {profile.about}",
+        f"figures: {profile.source or 'of the profile'}",
+    ]
+    print(wrapped("\n".join(lines), width, "  "))
+    print(_table(choice, width_of(sys.stdout)))
+    for reason in choice.reasons:
+        print(wrapped(f"- {reason}", width, "  "))
+    return 0
+
+
+def _chosen(args: argparse.Namespace, work: Working) -> tuple[Machine, Problem, Choice]:
+    """Return the machine's profile, the problem and the choice."""
     engine, ranks = None, HOST_RANKS
     if args.machine is None:
+        work.say("looks for GPUs")
         here = gpus(args.ranks or MOST_GPUS)
         if here.devices > 1:
             engine, ranks = "cuda", min(here.devices, MOST_GPUS)
@@ -44,40 +93,35 @@ def _main(args: argparse.Namespace) -> int:
     profile = profile_of(machine, problem.world)
     book = None if args.book is None else Book.named(args.book)
     driver = driver_of(machine)
-    with Working("ficco explain") as work:
-        choice = choose(
-            problem, profile, args.regime, book=book, by=args.by, driver=driver, report=work.say
-        )
-    p = problem
-    if args.json:
-        about = {"op": p.op, "m": p.m, "n": p.n, "k": p.k, "ranks": p.world, "dtype": p.dtype}
-        about |= {"machine": profile.name, "regime": args.regime}
-        print(json.dumps({**about, **choice.to_json()}))
-        return 0
-    print(f"{p.op}  m={p.m} n={p.n} k={p.k}  {p.world} ranks  {p.dtype}  {args.regime}")
-    print(f"machine {profile.name}: {profile.about}")
-    print(f"figures: {profile.source or 'of the profile'}")
-    print(_table(choice))
-    for reason in choice.reasons:
-        print(f"- {reason}")
-    return 0
+    choice = choose(
+        problem, profile, args.regime, book=book, by=args.by, driver=driver, report=work.say
+    )
+    return profile, problem, choice
 
 
-def _table(choice: Choice) -> str:
-    from rich.table import Table
+def _table(choice: Choice, width: int) -> str:
+    """Return the choice and its alternatives, by predicted time."""
     from rich.text import Text
 
-    from ficco.report.tables import drawn
+    from ficco.report.tables import Column, table_text
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "schedule", "grain", "route", "order", "pace", "taper", "ms", "by"):
-        table.add_column(name, justify="right" if name in ("grain", "ms") else "left")
+    columns = (
+        Column("", left=True),
+        Column("schedule", left=True),
+        Column("grain", "chunks per shard"),
+        Column("route", "to all peers at once, or to one peer at a time (rotation)", True, 3),
+        Column("order", "of chunks: by step or by peer", left=True, spare=4),
+        Column("pace", "whether a push waits for the arrival of the one before (in_step)", True, 2),
+        Column("taper", "which chunks are smaller than the others", left=True, spare=1),
+        Column("ms", f"time of a call, by the {choice.by}; -> marks the recommended schedule"),
+    )
+    cells: list[list[str | Text]] = []
     rows = [(choice.schedule, choice.predicted_ms), *choice.alternatives[:_SHOWN]]
     for number, (schedule, ms) in enumerate(rows):
         axes = (
             schedule.name, str(schedule.chunks), schedule.route, schedule.order, schedule.pace,
             schedule.taper,
         )  # fmt: skip
-        cells = ("" if number else "->", *axes, "" if ms is None else f"{ms:.3f}", choice.by)
-        table.add_row(*(Text(cell, "bold" if not number else "") for cell in cells))
-    return drawn(table)
+        texts = ("" if number else "->", *axes, "" if ms is None else f"{ms:.3f}")
+        cells.append([Text(text, "bold" if not number else "") for text in texts])
+    return table_text(columns, cells, width)

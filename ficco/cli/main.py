@@ -12,11 +12,19 @@ import sys
 from collections.abc import Sequence
 
 from ficco import __version__, logs
-from ficco.cli import doctor, explain, plan, run, streams, sweep
+from ficco.cli import doctor, explain, listing, plan, run, streams, sweep
 from ficco.cli.ending import ending
 from ficco.errors import FiccoError, InputError
 
 __all__ = ["main", "parser"]
+
+_EXAMPLES = (
+    "examples:",
+    "  # run all schedules of all-gather + matmul on four paced ranks",
+    "  ficco run",
+    "  # which schedule to take on eight H200s, and why",
+    "  ficco explain matmul_reduce_scatter --machine h200x8",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,10 +32,18 @@ def parser() -> argparse.ArgumentParser:
     command_parser = argparse.ArgumentParser(
         prog="ficco",
         description="Overlaps tensor-parallel communication with the GEMMs that depend on it.",
+        epilog="\n".join(_EXAMPLES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command_parser.add_argument("--version", action="version", version=f"ficco {__version__}")
-    commands = command_parser.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (run, plan, explain, sweep, doctor):
+    command_parser.add_argument(
+        "--version", action="version", version=f"ficco {__version__}",
+        help="Print the version, and exit.",
+    )  # fmt: skip
+    commands = command_parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands",
+        description="`ficco COMMAND --help` describes a command.",
+    )  # fmt: skip
+    for module in (run, plan, explain, sweep, doctor, listing):
         module.add_to(commands)
     return command_parser
 

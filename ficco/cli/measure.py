@@ -15,6 +15,7 @@ from ficco.cli.arguments import Request
 from ficco.cli.progress_line import Working
 from ficco.dtypes import DTYPES
 from ficco.lowering import lower
+from ficco.plan import Plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline, alone_ms
@@ -22,7 +23,17 @@ from ficco.timeline import Timeline, alone_ms
 if TYPE_CHECKING:
     from ficco.node import Node
 
-__all__ = ["Executor", "NodeExecutor", "Point", "Row", "finish", "measure", "row_of"]
+__all__ = [
+    "Executor",
+    "NodeExecutor",
+    "PlanExecutor",
+    "Point",
+    "Row",
+    "finish",
+    "measure",
+    "points_of",
+    "requested",
+]
 
 Inputs = Sequence[Mapping[str, Any]]
 
@@ -115,6 +126,22 @@ class NodeExecutor:
         return timeline
 
 
+class PlanExecutor(NodeExecutor):
+    """All ranks in this process. The plan runs where its own schedule object is requested."""
+
+    def __init__(self, node: Node, plan: Plan) -> None:
+        super().__init__(node)
+        self._plan = plan
+
+    def run(
+        self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
+    ) -> list[list[Any]]:
+        """See `Executor.run`. The plan was verified before."""
+        if schedule is self._plan.schedule:
+            return self._node.run(self._plan, given, verify=False)
+        return super().run(problem, given, schedule, traced)
+
+
 @dataclass(slots=True)
 class Row:
     """One schedule's result, with the JSON's keys; simulated results have no error."""
@@ -134,10 +161,15 @@ class Row:
 
 @dataclass(slots=True)
 class Point:
-    """A schedule under measurement, and its fastest run with recorded times, if any."""
+    """A schedule under measurement, and its fastest run with recorded times, if any.
+
+    Attributes:
+        plan: the plan that runs instead of the schedule's own.
+    """
 
     schedule: Schedule
     row: Row
+    plan: Plan | None = None
     times_ms: list[float] = field(default_factory=list)
     best: Timeline | None = None
 
@@ -160,9 +192,7 @@ def _measured(
 
     p = request.problem
     executor.check_room(p)
-    serial = Schedule.named("serial").resolve(p.world, request.machine)
-    others = [schedule for schedule in request.schedules if schedule != serial]
-    points = [Point(s, row_of(p, s)) for s in [serial, *others]]
+    points = points_of(request)
     alone: list[Sequence[float]] = []
     for round_number in range(iters + 1):  # round 0 warms up; it is checked, not timed
         work.say(f"round {round_number} of {iters}: inputs and exact results")
@@ -203,15 +233,39 @@ def _measured(
     serial_ms = statistics.median(points[0].times_ms)
     for point in points:
         finish(point.row, point.times_ms, serial_ms, ideal_ms)
-    return points if serial in request.schedules else points[1:]
+    return requested(request, points)
 
 
-def row_of(problem: Problem, schedule: Schedule) -> Row:
+def points_of(request: Request) -> list[Point]:
+    """Return the points to measure or to predict: `serial` first, then all others."""
+    p = request.problem
+    serial = Schedule.named("serial").resolve(p.world, request.machine)
+    points = [Point(serial, _row_of(p, serial))]
+    if request.plan is not None:
+        plan = request.plan  # the schedule in its file may leave values to the machine
+        resolved = plan.schedule.resolve(p.world, request.machine)
+        return [*points, Point(plan.schedule, _row(resolved, plan), plan)]
+    others = [schedule for schedule in request.schedules if schedule != serial]
+    return points + [Point(schedule, _row_of(p, schedule)) for schedule in others]
+
+
+def requested(request: Request, points: list[Point]) -> list[Point]:
+    """Return the points of `points_of` without `serial` if it was not requested."""
+    with_serial = request.plan is not None or points[0].schedule in request.schedules
+    return points if with_serial else points[1:]
+
+
+def _row_of(problem: Problem, schedule: Schedule) -> Row:
+    if schedule.transport == "collective":  # it has no plan, hence no copies
+        return Row(schedule.name, schedule.chunks)
+    return _row(schedule, lower(problem, schedule))
+
+
+def _row(schedule: Schedule, plan: Plan) -> Row:
     """Return a row with the plan's figures, without times."""
-    planned = schedule.transport != "collective"  # a collective has no plan, hence no copies
     pushed = [
-        region.area * DTYPES[problem.dtype]
-        for entry in (lower(problem, schedule).ranks if planned else ())
+        region.area * DTYPES[plan.problem.dtype]
+        for entry in plan.ranks
         for step in entry.steps
         if step.kind == "copy"
         for region in step.writes

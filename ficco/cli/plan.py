@@ -7,48 +7,68 @@ import json
 import sys
 from typing import Any
 
-from ficco.cli.arguments import add_problem, request_from
+from ficco.cli.arguments import add_command, add_problem, request_from
+from ficco.cli.plan_file import check_alone, parsed, text_of
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
-from ficco.operators import OPERATORS
 from ficco.passes import compile_plan
 from ficco.passes.readback import read_back_plan
 from ficco.plan import Plan
-from ficco.plan_json import dumps, loads
+from ficco.plan_json import dumps
+from ficco.planning import Verification, prove, steps_of
 from ficco.program import Program
-from ficco.report.plan_text import plan_text
+from ficco.report.plan_text import fitted, plan_text
 from ficco.report.program_text import program_json, program_text
+from ficco.report.tables import UNLIMITED, width_of
 from ficco.target import HOST, cuda_target, own_signals
-from ficco.verifier import Violation, verify
 
 __all__ = ["add_to"]
 
 
 def add_to(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "plan", help="print a plan, or check one",
-        description="Print the plan of a problem and schedule, or verify a plan's JSON.",
+    parser = add_command(
+        commands, "plan", "print a plan, or check one",
+        "Print the plan of a problem and a schedule, or prove that a plan is right. Nothing runs. "
+        "Exit 1 if a plan is wrong.",
+        (
+            ("print what rank 0 does, step by step",
+             "ficco plan matmul_all_reduce --schedule gated_1d --rank 0"),
+            ("write a plan to a file, edit it, and prove it",
+             "ficco plan --json > plan.json; ficco plan --check plan.json"),
+        ),
     )  # fmt: skip
     add_problem(parser, "hetero_fused_1d")
-    parser.add_argument(
+    check = parser.add_argument_group("proof")
+    check.add_argument(
         "--check", metavar="FILE", nargs="?", const=False,
-        help="verify the plan in FILE (- for stdin), or without FILE that of the problem",
+        help="Prove the plan in FILE (- for stdin), or without FILE the plan of the problem. "
+        "Default: the plan is printed.",
     )  # fmt: skip
-    parser.add_argument(
+    program = parser.add_argument_group("program")
+    program.add_argument(
         "--program", action="store_true",
-        help="print what runs on --target: each copy, signal write, wait and launch; with --check, "
-        "prove it",
+        help="Print what runs on --target: each copy, signal write, wait and launch. With --check, "
+        "prove it. Default: the plan, which is the same for all targets.",
     )  # fmt: skip
-    parser.add_argument("--target", choices=("host", "cuda"), help="of --program; default cuda")
-    parser.add_argument(
+    program.add_argument(
+        "--target", choices=("host", "cuda"),
+        help="With --program: the target that it runs on. Default: cuda.",
+    )  # fmt: skip
+    program.add_argument(
         "--signals", choices=("write", "copy"),
-        help="of --program: whether CUDA streams write signals to peers, or copy them; default "
-        "write",
+        help="With --program: whether CUDA streams write signals to peers, or copy them. Default: "
+        "write.",
     )  # fmt: skip
-    parser.add_argument("--rank", type=int, help="print only this rank's plan")
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--rank", type=int, metavar="N", help="Print the plan of this rank alone. Default: all."
+    )
+    output.add_argument(
+        "--json", action="store_true",
+        help="Print JSON on stdout, and nothing else. Default: readable text.",
+    )  # fmt: skip
     parser.set_defaults(main=lambda args: _main(args, parser))
 
 
@@ -67,7 +87,8 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "to prove the plan of the problem"
         )
     if args.check:
-        _check_alone(args, parser)
+        also = ("check", "json", "main", "command", "program", "target", "signals")
+        check_alone(args, parser, "--check", also)
         return _check(args)
     request = request_from(args)
     if len(request.schedules) != 1:
@@ -80,19 +101,22 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         programs = _programs(plan, args.target, args.signals) if args.program else []
         if args.check is not None:
             plan = read_back_plan(plan, programs) if programs else plan
-            work.say(f"proves {_steps(plan)} steps")
-            violations = verify(plan)
+            work.say(f"proves {steps_of(plan)} steps")
+            result = prove(plan)
     if args.check is not None:
-        return _tell(plan, violations, args.json)
+        return _tell(result, args.json)
+    width = width_of(sys.stdout, UNLIMITED)
     if programs:
         as_text = (
-            program_json(plan, programs) if args.json else program_text(plan, programs, args.rank)
+            program_json(plan, programs)
+            if args.json
+            else program_text(plan, programs, args.rank, width)
         )
         print(as_text.rstrip("\n"))
     elif args.json:
         sys.stdout.write(dumps(plan))
     else:
-        print(plan_text(plan, args.rank))
+        print(plan_text(plan, args.rank, width))
     return 0
 
 
@@ -106,57 +130,25 @@ def _programs(plan: Plan, target: str | None, signals: str | None) -> list[Progr
     ]
 
 
-def _check_alone(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse a problem or schedule with --check; the plan in the file contains both."""
-    with_check = ("check", "json", "main", "command", "program", "target", "signals")
-    for name, value in vars(args).items():
-        if name not in with_check and value != parser.get_default(name):
-            option = name if name == "op" else f"--{name}"
-            raise InputError(
-                f"{option} {value} with --check: the plan in {args.check} has its own; leave it out"
-            )
-
-
 def _check(args: argparse.Namespace) -> int:
     """Prove the plan in a file, or the programs that passes compile from it."""
-    source = args.check
-    try:
-        if source == "-":
-            text = sys.stdin.read()
-        else:
-            with open(source, encoding="utf-8") as file:
-                text = file.read()
-    except OSError as error:
-        behind = "; OP comes before --check" if source in OPERATORS else ""
-        raise InputError(f"--check {source}: {error.strerror}{behind}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"--check {source}: this is not a text file") from None
+    text = text_of(args.check, "--check")
     with Working("ficco plan") as work:
         work.say("reads the plan")
-        plan = loads(text, "stdin" if source == "-" else source)
+        plan = parsed(text, args.check)
         if args.program:
             plan = read_back_plan(plan, _programs(plan, args.target, args.signals))
-        work.say(f"proves {_steps(plan)} steps")
-        violations = verify(plan)
-    return _tell(plan, violations, args.json)
+        work.say(f"proves {steps_of(plan)} steps")
+        result = prove(plan)
+    return _tell(result, args.json)
 
 
-def _tell(plan: Plan, violations: list[Violation], as_json: bool) -> int:
+def _tell(result: Verification, as_json: bool) -> int:
     """Print the verdict on a plan; return the exit status."""
     if as_json:
-        violation_rows = [violation._asdict() for violation in violations]
-        print(json.dumps({"ok": not violations, "violations": violation_rows}))
-    elif violations:
-        for violation in violations:
-            print(violation)
+        violation_rows = [violation._asdict() for violation in result.violations]
+        print(json.dumps({"ok": result.ok, "violations": violation_rows}))
     else:
-        print(_right(plan))
-    return 1 if violations else 0
-
-
-def _right(plan: Plan) -> str:
-    return f"right: {plan.problem.op}, {plan.problem.world} ranks, {_steps(plan)} steps"
-
-
-def _steps(plan: Plan) -> int:
-    return sum(len(entry.steps) for entry in plan.ranks)
+        width = width_of(sys.stdout, UNLIMITED)
+        print("\n".join(fitted(line, width) for line in str(result).splitlines()))
+    return 0 if result.ok else 1

@@ -1,4 +1,4 @@
-"""A progress line on a terminal for commands that take more than a few seconds."""
+"""Progress of commands that take more than a few seconds: a line that changes, or several lines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ __all__ = ["Working"]
 
 AFTER_S = 2.0  # nothing is shown earlier
 EVERY_S = 0.5
+LINE_EVERY_S = 10.0  # in a file, where each line stays
 _CLEAR = "\r\x1b[K"
 
 
 class Working:
-    """Shows the line on stderr while it is open, if stderr is a terminal.
+    """Shows on stderr what a command does, while it is open.
+
+    On a terminal it is one line, which changes and disappears at the end. In a file or a pipe it is
+    a line every LINE_EVERY_S seconds.
 
     Args:
         command: the start of the line.
@@ -24,15 +28,17 @@ class Working:
 
     def __init__(self, command: str, enabled: bool = True) -> None:
         self._command, self._text = command, "at work"
-        self._enabled = enabled and sys.stderr.isatty()
+        self._enabled, self._terminal = enabled, sys.stderr.isatty()
         self._begin, self._shown = time.monotonic(), False
+        self._next_line_s = AFTER_S
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._keep_on, name="ficco-working", daemon=True)
 
     def say(self, text: str) -> None:
         """Show what the command does now."""
         self._text = text
-        self._show()
+        if self._terminal:
+            self._show()
 
     def _keep_on(self) -> None:
         while not self._over.wait(EVERY_S):
@@ -43,10 +49,15 @@ class Working:
         if not self._enabled or seconds < AFTER_S:
             return
         with self._lock:
-            if not self._over.is_set():
+            if self._over.is_set():
+                return
+            line = f"{self._command}: {self._text}, {seconds:.0f} s"
+            if self._terminal:
                 self._shown = True
-                line = f"{_CLEAR}{self._command}: {self._text}, {seconds:.0f} s"
-                print(line, end="", file=sys.stderr, flush=True)
+                print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
+            elif seconds >= self._next_line_s:
+                self._next_line_s = seconds + LINE_EVERY_S
+                print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Working:
         if self._enabled:

@@ -14,10 +14,12 @@ from typing import IO, Any
 
 from ficco import logs, settings
 from ficco.checking import positive_seconds
-from ficco.cli.arguments import HOST_RANKS, Request, add_problem, request_from
+from ficco.cli.arguments import HOST_RANKS, Request, add_command, add_problem, request_from
 from ficco.cli.engine_choice import MOST_GPUS, chosen_engine
 from ficco.cli.launch import end_with_launcher, launch
-from ficco.cli.measure import Executor, NodeExecutor, Point, measure
+from ficco.cli.measure import Executor, NodeExecutor, PlanExecutor, Point, measure
+from ficco.cli.plan_file import plan_request
+from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, FiccoError, InputError
 from ficco.timeline import REGIMES, Timeline
 
@@ -28,50 +30,98 @@ MOST_ITERS = 1_000_000
 
 def add_to(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "run", help="run schedules, check and time them",
-        description="Run an operator under schedules; check every result against float64; time it.",
+    parser = add_command(
+        commands, "run", "run schedules, check and time them",
+        "Run an operator under schedules, check every result against float64, and print the times. "
+        "Exit 1 if a result is wrong.",
+        (
+            ("all schedules of an operator, on four paced ranks",
+             "ficco run matmul_all_reduce --machine mesh4"),
+            ("a plan that was edited by hand",
+             "ficco run --plan plan.json --machine mesh4"),
+        ),
     )  # fmt: skip
     add_problem(parser, "all")
-    parser.add_argument(
-        "--engine", default="auto", choices=("auto", "host", "cuda"),
-        help="host: threads and memory copies on this machine; cuda: a process per GPU; auto: cuda "
-        "if several GPUs reach each other and PyTorch supports them, else host; --machine takes "
-        "precedence over auto",
+    _add_engine(parser)
+    timing = parser.add_argument_group("timing")
+    timing.add_argument(
+        "--iters", type=int, default=7, metavar="N",
+        help="The number of timed runs of each schedule. Default: %(default)s.",
     )  # fmt: skip
-    parser.add_argument(
-        "--processes", action="store_true",
-        help="a process per rank, over shared memory (always so under torchrun and on GPUs)",
+    timing.add_argument(
+        "--seed", type=int, default=0, metavar="N",
+        help="The seed of the random inputs. Default: %(default)s.",
     )  # fmt: skip
-    parser.add_argument(
-        "--compute", choices=("numpy", "torch"),
-        help="library for GEMMs on the host engine (numpy); GPUs use PyTorch's cuBLAS",
+    timing.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S",
+        help="The longest wait within a call, in seconds. Default: %(default)g.",
     )  # fmt: skip
-    parser.add_argument("--iters", type=int, default=7, help="timed runs (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (%(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, help="longest wait, in seconds (%(default)g)"
-    )
-    parser.add_argument("--trace", metavar="FILE", help="write the best run for Perfetto")
-    parser.add_argument(
+    prediction = parser.add_argument_group("prediction")
+    prediction.add_argument(
         "--simulate", action="store_true",
-        help="predict instead of running; needs a --machine with rates",
+        help="Predict the times from the rates of --machine, and prove the plans; nothing runs. "
+        "Default: run.",
     )  # fmt: skip
-    parser.add_argument(
+    prediction.add_argument(
         "--regime", choices=REGIMES,
-        help="with --simulate: how calls are made (captured)",
+        help="With --simulate: how calls are made: in a CUDA graph, back to back, or each waited "
+        "for. Default: captured.",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout, nothing else")
-    parser.set_defaults(main=_main)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--trace", metavar="FILE",
+        help="Write the timeline of the fastest schedule to FILE, for Perfetto. Default: none.",
+    )  # fmt: skip
+    output.add_argument(
+        "--json", action="store_true",
+        help="Print one JSON document on stdout, and all else on stderr. Default: a table.",
+    )  # fmt: skip
+    parser.set_defaults(main=lambda args: _main(args, parser))
 
 
-def _main(args: argparse.Namespace) -> int:
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what runs, and by which engine."""
+    engine = parser.add_argument_group("engine and plan")
+    engine.add_argument(
+        "--engine", default="auto", choices=("auto", "host", "cuda"),
+        help="host: threads and memory copies on this machine. cuda: a process per GPU. auto: cuda "
+        "if several GPUs reach each other and PyTorch supports them, else host; --machine decides "
+        "if it is given. Default: auto.",
+    )  # fmt: skip
+    engine.add_argument(
+        "--processes", action="store_true",
+        help="Run a process per rank, over shared memory, as under torchrun and on GPUs. Default: "
+        "all ranks in one process.",
+    )  # fmt: skip
+    engine.add_argument(
+        "--compute", choices=("numpy", "torch"),
+        help="The library for GEMMs on the host engine; GPUs use PyTorch's cuBLAS. Default: numpy.",
+    )  # fmt: skip
+    engine.add_argument(
+        "--plan", metavar="FILE",
+        help="Run the plan in FILE (JSON, - for stdin) as it is, and compare it with serial. The "
+        "plan is proved first. Its problem and schedule replace the options for these. Default: "
+        "the plans of --schedule.",
+    )  # fmt: skip
+    engine.add_argument(
+        "--no-verify", action="store_true",
+        help="With --plan: check only the form of the plan, and do not prove it. Results are "
+        "checked all the same. Default: it is proved.",
+    )  # fmt: skip
+
+
+def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if args.no_verify and args.plan is None:
+        raise InputError("--no-verify without --plan: it is for a plan in a file; leave it out")
     if args.simulate:
-        return _simulated(args, args.regime or "captured")
+        return _simulated(args, parser, args.regime or "captured")
     if args.regime is not None:
         raise InputError(
             f"--regime {args.regime} without --simulate: a run synchronizes each call; leave it out"
         )
+    if args.plan is not None:
+        _check_timing(args)
+        return _measured(args, plan_request(args, parser), is_rank=False)
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun and args.ranks is None:
         args.ranks = settings.whole("WORLD_SIZE")
@@ -82,21 +132,31 @@ def _main(args: argparse.Namespace) -> int:
             f"--compute {args.compute}: it is for the host engine; leave it out, or add "
             "--engine host"
         )
+    _check_timing(args)
+    is_rank = under_torchrun or "FICCO_STORE" in os.environ
+    if is_rank:
+        end_with_launcher()
+    names = ", ".join(schedule.name for schedule in request.schedules)
+    logs.log.info("engine %s, machine %s, schedules %s", engine, request.machine.name, names)
+    if (args.processes or engine == "cuda") and not is_rank:
+        _close(_opened(args.trace))
+        return launch(request.problem.world)
+    return _measured(args, request, is_rank)
+
+
+def _check_timing(args: argparse.Namespace) -> None:
+    """Check the options that say how to time, and fill in the library."""
     args.compute = args.compute or "numpy"
     if not 1 <= args.iters <= MOST_ITERS:
         raise InputError(f"--iters {args.iters}: it must be from 1 to {MOST_ITERS:,}")
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: it must be 0 or more")
     args.timeout = positive_seconds(args.timeout, "--timeout")
-    is_rank = under_torchrun or "FICCO_STORE" in os.environ
-    if is_rank:
-        end_with_launcher()
-    names = ", ".join(schedule.name for schedule in request.schedules)
-    logs.log.info("engine %s, machine %s, schedules %s", engine, request.machine.name, names)
+
+
+def _measured(args: argparse.Namespace, request: Request, is_rank: bool) -> int:
+    """Run the request in this process, and print the results; return the exit status."""
     trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)
-    if (args.processes or engine == "cuda") and not is_rank:
-        _close(trace)
-        return launch(request.problem.world)
     try:
         with _executor(args, request, is_rank) as executor:
             points = measure(executor, request, args.iters, args.seed)
@@ -114,13 +174,16 @@ def _main(args: argparse.Namespace) -> int:
     return 0 if all(point.row.ok for point in points) else 1
 
 
-def _simulated(args: argparse.Namespace, regime: str) -> int:
+def _simulated(args: argparse.Namespace, parser: argparse.ArgumentParser, regime: str) -> int:
     from ficco.cli.simulate import check_alone, simulated
 
     check_alone(
         engine=args.engine != "auto", processes=args.processes, compute=args.compute is not None
     )
-    request = request_from(args, regime=regime, simulated=True)
+    if args.plan is None:
+        request = request_from(args, regime=regime, simulated=True)
+    else:
+        request = plan_request(args, parser)
     trace = _opened(args.trace)
     try:
         points = simulated(request, regime)
@@ -161,9 +224,11 @@ def _close(trace: IO[str] | None) -> None:
 def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iterator[Executor]:
     """Yield the problem's executor: this process's rank of a group, or a node with all ranks."""
     if request.machine.engine == "cuda":
-        from ficco.measuring.executors import GpuExecutor
+        with _opening(request.problem.world, is_rank):
+            from ficco.measuring.executors import GpuExecutor
 
-        with GpuExecutor(request.problem.world, request.machine, args.timeout) as gpu:
+            executor_of_gpu = GpuExecutor(request.problem.world, request.machine, args.timeout)
+        with executor_of_gpu as gpu:
             if gpu.reason is not None and gpu.leads:
                 raise EngineError(f"these GPUs cannot run ficco: {gpu.reason}")
             if gpu.reason is not None:
@@ -171,9 +236,12 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
             yield gpu
         return
     if is_rank:
-        from ficco.measuring.executors import RankExecutor
+        with _opening(request.problem.world, is_rank):
+            from ficco.measuring.executors import RankExecutor
 
-        executor = RankExecutor(request.problem.world, request.machine, args.compute, args.timeout)
+            executor = RankExecutor(
+                request.problem.world, request.machine, args.compute, args.timeout
+            )
         try:
             yield executor
         finally:
@@ -184,7 +252,15 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
     with Node(
         request.problem.world, machine=request.machine, compute=args.compute, timeout_s=args.timeout
     ) as node:
-        yield NodeExecutor(node)
+        yield NodeExecutor(node) if request.plan is None else PlanExecutor(node, request.plan)
+
+
+@contextmanager
+def _opening(world: int, is_rank: bool) -> Iterator[None]:
+    """Show that a group opens, from rank 0: libraries are loaded, and ranks wait for each other."""
+    with Working("ficco run", not is_rank or os.environ.get("RANK") == "0") as work:
+        work.say(f"opens a group of {world} ranks")
+        yield
 
 
 def _opened(path: str | None) -> IO[str] | None:
@@ -206,7 +282,7 @@ def _how(args: argparse.Namespace, request: Request, processes: bool) -> str:
 
 
 def _print(args: argparse.Namespace, request: Request, points: list[Point], how: str) -> None:
-    from ficco.report.tables import heading, results_table
+    from ficco.report.tables import UNLIMITED, heading, results_table, width_of, wrapped
 
     p, link = request.problem, request.machine.link
     rated = request.machine.paced or args.simulate
@@ -228,13 +304,16 @@ def _print(args: argparse.Namespace, request: Request, points: list[Point], how:
         }
         print(json.dumps(document), flush=True)  # a full device is reported before the table
     stream = sys.stderr if args.json else sys.stdout
-    print(heading(p, request.machine, how, 0 if args.simulate else args.iters), file=stream)
-    print(results_table(rows), file=stream)
+    width = width_of(stream, UNLIMITED)
+    about = heading(p, request.machine, how, 0 if args.simulate else args.iters)
+    print(wrapped(about, width, "  "), file=stream)
+    print(results_table(rows, width_of(stream)), file=stream)
     for line in (*request.chosen, *request.refused):
-        print(line, file=stream)
+        print(wrapped(line, width, "  "), file=stream)
 
 
 def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -> None:
+    from ficco.report.tables import width_of
     from ficco.report.text_timeline import text_timeline
 
     stream = sys.stderr if args.json else sys.stdout
@@ -245,4 +324,4 @@ def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -
     if timeline.simulated:
         label = "simulated"
     print(f"\n{best.row.schedule}, {label}:", file=stream)
-    print(text_timeline(timeline), file=stream)
+    print(text_timeline(timeline, width_of(stream)), file=stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ficco import simulator
 from ficco.cli.arguments import Request
-from ficco.cli.measure import Point, finish, row_of
+from ficco.cli.measure import Point, finish, points_of, requested
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
@@ -23,26 +23,27 @@ def simulated(request: Request, regime: str) -> list[Point]:
     Raises:
         InputError: the machine has no rates, or too few devices.
     """
-    p = request.problem
-    serial = Schedule.named("serial").resolve(p.world, request.machine)
-    others = [schedule for schedule in request.schedules if schedule != serial]
-    points = [Point(s, row_of(p, s)) for s in [serial, *others]]
+    points = points_of(request)
     with Working("ficco run") as work:
         _predict(request, regime, points, work)
     ideal_ms = max(alone_ms(points[0].best))
     (serial_ms,) = points[0].times_ms
     for point in points:
         finish(point.row, point.times_ms, serial_ms, ideal_ms)
-    return points if serial in request.schedules else points[1:]
+    return requested(request, points)
 
 
 def _predict(request: Request, regime: str, points: list[Point], work: Working) -> None:
     p = request.problem
     for number, point in enumerate(points, 1):
         work.say(f"simulates and proves schedule {number} of {len(points)}")
+        point.row.max_rel_error = None
+        if point.plan is not None:  # it was verified before, or is not to be
+            point.best = simulator.simulate(point.plan, request.machine, regime)
+            point.times_ms = [simulator.simulate_ms(point.plan, request.machine, regime)]
+            continue
         point.best = simulator.predict(p, point.schedule, request.machine, regime)
         point.times_ms = [simulator.predict_ms(p, point.schedule, request.machine, regime)]
-        point.row.max_rel_error = None
         point.row.ok = _proved(request, point.schedule)
 
 

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ficco import data
 from ficco.checking import positive_seconds
 from ficco.cli import engine_choice
-from ficco.cli.arguments import HOST_RANKS, fitting
+from ficco.cli.arguments import HOST_RANKS, add_command, fitting
+from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, FiccoError, InputError, MachineError
 from ficco.machine import Machine
 from ficco.problem import MAX_WORLD
+from ficco.report.tables import UNLIMITED, counted, width_of, wrapped
 from ficco.selector import Book
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.running import Outcome, SweepRequest, run
@@ -29,38 +30,65 @@ NEAR = 0.03  # a choice counts as good within this fraction of the best time
 
 def add_to(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "sweep", help="measure or simulate many schedules on many shapes",
-        description="Measure a grid of operators, shapes and schedules on this machine, or "
-        "simulate it, and write results, a book and a report. A finished measurement is never "
-        "repeated: the same command continues where it ended. Exit 1 if a result was wrong, a "
-        "point failed, or nothing ran.",
+    parser = add_command(
+        commands, "sweep", "measure or simulate many schedules on many shapes",
+        "Measure a grid of operators, shapes and schedules on this machine, or simulate it, and "
+        "write results, a book and a report. A finished measurement is never repeated: the same "
+        "command continues where it ended. Exit 1 if a result was wrong, a point failed, or "
+        "nothing ran.",
+        (
+            ("small shapes on four paced ranks", "ficco sweep laptop --out DIR"),
+            ("the same shapes, predicted for eight H200s",
+             "ficco sweep laptop --out DIR2 --simulate h200x8"),
+        ),
     )  # fmt: skip
-    parser.add_argument(
+    what = parser.add_argument_group("grid and folder")
+    what.add_argument(
         "grid", nargs="?", metavar="GRID",
-        help=f"grid: {', '.join(data.names('sweeps'))}, or a .toml file",
+        help="The grid: a name from `ficco list grids`, or a .toml file.",
     )  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", help="folder for all results: a new one, or that "
-                        "of this sweep to continue it")  # fmt: skip
-    parser.add_argument(
-        "--report", metavar="DIR", help="only write the report of a sweep's folder again"
-    )
-    parser.add_argument("--no-report", action="store_true", help="do not write the report")
-    parser.add_argument("--ranks", type=int, help=f"ranks ({HOST_RANKS}, or the number of GPUs)")
-    parser.add_argument(
-        "--machine", help="profile to run as; replaces the grid's: a shipped name or a .toml file"
-    )
-    parser.add_argument(
-        "--simulate", metavar="MACHINE", help="predict for a machine with rates; nothing runs"
-    )
-    parser.add_argument("--book", metavar="FILE", help="measured book that the schedule auto uses")
-    parser.add_argument(
+    what.add_argument(
+        "--out", metavar="DIR",
+        help="The folder for all results: a new one, or that of this sweep to continue it. It has "
+        "no default.",
+    )  # fmt: skip
+    where = parser.add_argument_group("machine")
+    where.add_argument(
+        "--machine", metavar="NAME",
+        help="The profile to run as: a name from `ficco list machines`, or a .toml file. Default: "
+        "the grid's; without it the GPUs, or a paced mesh.",
+    )  # fmt: skip
+    where.add_argument(
+        "--simulate", metavar="NAME",
+        help="Predict for this machine, which needs rates; nothing runs. Default: run, unless the "
+        "grid says otherwise.",
+    )  # fmt: skip
+    where.add_argument(
+        "--ranks", type=int, metavar="N",
+        help=f"The number of ranks. Default: the grid's; without it {HOST_RANKS}, or the number of "
+        "GPUs.",
+    )  # fmt: skip
+    where.add_argument(
+        "--book", metavar="FILE",
+        help="The measured book that the schedule `auto` uses. Default: the shipped book.",
+    )  # fmt: skip
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
         "--seconds", type=float, default=math.inf, metavar="S",
-        help="start nothing new after S seconds, and report what is left",
+        help="Start nothing new after S seconds, and report what is left. Default: no limit.",
     )  # fmt: skip
-    parser.add_argument(
+    limits.add_argument(
         "--timeout", type=float, default=TIMEOUT_S, metavar="S",
-        help=f"longest wait, in seconds ({TIMEOUT_S:g})",
+        help=f"The longest wait within a call, in seconds. Default: {TIMEOUT_S:g}.",
+    )  # fmt: skip
+    report = parser.add_argument_group("report")
+    report.add_argument(
+        "--no-report", action="store_true",
+        help="Do not write the report. Default: DIR/report.html is written.",
+    )  # fmt: skip
+    report.add_argument(
+        "--report", metavar="DIR",
+        help="Only write the report of this folder again; takes no other option. Default: sweep.",
     )  # fmt: skip
     parser.set_defaults(main=_main)
 
@@ -169,16 +197,18 @@ def _profile(machine: Machine, name: str, world: int) -> tuple[Machine | None, s
 def _say(args: argparse.Namespace, request: SweepRequest, outcome: Outcome) -> None:
     """Print the results, what is missing and how to continue."""
     verb = "simulated" if request.simulated else "measured"
-    print(f"{request.folder}: {outcome.done} of {outcome.points} points {verb}{_paced(request)}")
+    points = counted(outcome.points, "point")
+    lines = [f"{request.folder}: {outcome.done} of {points} {verb}{_paced(request)}"]
     for kind, count in sorted(outcome.bad.items()):
-        print(f'{count} {kind}: see "kind": "bad" in {request.folder / "results.jsonl"}')
+        lines.append(f'{count} {kind}: see "kind": "bad" in {request.folder / "results.jsonl"}')
     if outcome.slowdowns:
         near = sum(times <= 1 + NEAR for times in outcome.slowdowns.values())
         worst = max(outcome.slowdowns, key=outcome.slowdowns.__getitem__)
-        print(
+        lines.append(
             f"auto: within {NEAR:.0%} of the best on {near} of {len(outcome.slowdowns)} shapes and "
             f"regimes; at worst {outcome.slowdowns[worst] - 1:.1%} slower ({worst})"
         )
+    print(wrapped("\n".join(lines), width_of(sys.stdout, UNLIMITED), "  "))
     if outcome.book:
         book = request.folder / "book.toml"
         regimes = {point.regime for point in Book.named(str(book)).points}
@@ -188,11 +218,11 @@ def _say(args: argparse.Namespace, request: SweepRequest, outcome: Outcome) -> N
         print(outcome.no_book)
     if outcome.unended:
         why = "interrupted" if outcome.interrupted else "time is up"
-        what = (
-            f"{outcome.left} points are left"
-            if outcome.left
-            else f"timelines or DIL of {outcome.unended} shapes are left, all runs are done"
-        )
+        if outcome.left:
+            what = f"{counted(outcome.left, 'point')} {'is' if outcome.left == 1 else 'are'} left"
+        else:
+            shapes = counted(outcome.unended, "shape")
+            what = f"timelines or DIL of {shapes} are left, all runs are done"
         print(f"{why}: {what}; to continue: {_again(args)}", file=sys.stderr)
 
 
@@ -213,9 +243,12 @@ def _paced(request: SweepRequest) -> str:
 def _report(folder: Path) -> None:
     """Write the report, or print one line that says why there is none."""
     try:
-        from ficco.report.sweep_page import write
+        with Working("ficco sweep") as work:
+            work.say("writes the report")
+            from ficco.report.sweep_page import write
 
-        print(f"report: {write(folder)}")
+            page = write(folder)
+        print(f"report: {page}")
     except (FiccoError, ImportError) as reason:
         print(f"ficco sweep: no report: {reason}", file=sys.stderr)
 

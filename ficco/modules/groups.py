@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -20,7 +20,7 @@ from ficco.checking import positive_seconds, whole_number
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
 from ficco.errors import DevicesRefused, EngineError, InputError, shown
-from ficco.logs import log, set_up
+from ficco.logs import log, reporting, set_up
 from ficco.machine import Machine
 from ficco.private.finding import ABSENT
 from ficco.private.torch_core import group_named, note_group
@@ -214,10 +214,18 @@ def prepare(
         return
     if pg in _runtimes:
         raise InputError("the group is already open; call ficco.close(group) first")
-    _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
+    with _opening(pg):
+        _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
     _runtimes[pg].most_window_bytes = most_window_bytes
     _note_devices()
     log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
+
+
+def _opening(pg: Any) -> AbstractContextManager[None]:
+    """Report, from the group's rank 0, that the group takes long to open."""
+    world = dist.get_world_size(pg)
+    return reporting(f"opening a group of {world} ranks, which waits for all of them",
+                     dist.get_rank(pg) == 0)  # fmt: skip
 
 
 def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None) -> None:
@@ -225,7 +233,8 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     from ficco.runtime.process_gpu import CudaProcessRuntime
 
     try:
-        runtime = CudaProcessRuntime(pg, profile, timeout_s)
+        with _opening(pg):
+            runtime = CudaProcessRuntime(pg, profile, timeout_s)
     except DevicesRefused as refused:  # on all ranks
         _fallbacks[pg] = str(refused)
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", refused)

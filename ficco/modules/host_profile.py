@@ -23,6 +23,7 @@ import torch
 
 import ficco
 from ficco.errors import FiccoError
+from ficco.logs import reporting
 from ficco.machine import Machine
 from ficco.modules import groups
 from ficco.modules.groups import log
@@ -139,7 +140,8 @@ def _obtained(runtime: ProcessRuntime, group: Any, call: str) -> _GroupProfile:
         return _GroupProfile(machine, f"profile of this machine: {file}")
     begin = time.monotonic()
     try:
-        table = measured(group, cores, runtime.compute, timeout_s=runtime.timeout_s)
+        with reporting("measuring this machine for schedule='auto'", leads):
+            table = measured(group, cores, runtime.compute, timeout_s=runtime.timeout_s)
     except (FiccoError, MemoryError) as error:  # on all ranks
         return _GroupProfile(
             None,

@@ -395,6 +395,7 @@ def _visible(rest: Sequence[Any]) -> int:
 OPERATOR = Operator(
     name="all_gather_matmul",
     label="AG+mm",
+    about="gather x of all ranks, and multiply it with the weights of the rank",
     flow=Flow(
         "gather", "products", "multiply", "all_gather", own_columns=True, one_kernel="gather"
     ),

@@ -50,6 +50,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
 OPERATOR = Operator(
     name="all_to_all_matmul",
     label="A2A+mm",
+    about="send every rank its rows of x, and multiply what arrives with the weight of the rank",
     flow=Flow("gather", "products", "multiply", "all_to_all", splits=True),
     check=exchanges.check,
     fields=exchanges.fields,

@@ -396,6 +396,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
 OPERATOR = Operator(
     name="embedding_all_to_all",
     label="emb+A2A",
+    about="pool the tables of a rank for the whole batch, and give each rank its part of it",
     flow=Flow("scatter", "bags", "move", "all_to_all"),
     check=_check,
     fields=_fields,

@@ -81,6 +81,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
 OPERATOR = Operator(
     name="matmul_all_reduce",
     label="mm+AR",
+    about="multiply, add the products of all ranks, and give every rank the whole sum",
     flow=Flow("scatter", "products", "share", "all_reduce", one_kernel="all_reduce"),
     schedules=("ring_1d", "gated_sums_1d", "one_shot_sm", "two_shot_sm"),
     check=reductions.check,

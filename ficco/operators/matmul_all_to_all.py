@@ -40,6 +40,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
 OPERATOR = Operator(
     name="matmul_all_to_all",
     label="mm+A2A",
+    about="multiply, and send every rank its rows of the product",
     flow=Flow("scatter", "products", "move", "all_to_all", splits=True),
     check=exchanges.check,
     fields=exchanges.fields,

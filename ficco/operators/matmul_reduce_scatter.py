@@ -103,6 +103,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
 OPERATOR = Operator(
     name="matmul_reduce_scatter",
     label="mm+RS",
+    about="multiply, add the products of all ranks, and give each rank its rows of the sum",
     flow=Flow("scatter", "products", "sum", "reduce_scatter"),
     schedules=("ring_1d", "gated_sums_1d"),
     check=reductions.check,

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ficco.logs import reporting
+
 __all__ = ["Progress"]
 
 
@@ -32,7 +34,8 @@ class Progress:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Print a line with the time of the `with` block after it."""
+        """Print a line with the time of the `with` block after it; report a long one meanwhile."""
         begin = time.monotonic()
-        yield
+        with reporting(f"ficco doctor: measuring {name}", self._tells):
+            yield
         self.say(f"{name}: {time.monotonic() - begin:.1f} s")

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import re
+
 from ficco.plan import Part, Plan, Product, RankPlan, Signal, Step
+from ficco.report.tables import UNLIMITED, counted, wrapped
 
-__all__ = ["plan_text"]
+__all__ = ["fitted", "plan_text"]
+
+_JOINED = "\0"  # in place of a space within a region
 
 
-def plan_text(plan: Plan, rank: int | None = None) -> str:
-    """Return the plan of one rank, or of all."""
+def plan_text(plan: Plan, rank: int | None = None, width: int = UNLIMITED) -> str:
+    """Return the plan of one rank, or of all; lines longer than `width` go on, indented."""
     p, s = plan.problem, plan.schedule
     lines = [
-        f"{p.op}  m={p.m} n={p.n} k={p.k}  ranks={p.world}  {p.dtype}",
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  {counted(p.world, 'rank')}  {p.dtype}",
         f"schedule {s.name}: grain={s.grain} cut={s.cut} route={s.route} order={s.order} "
         f"start={s.start} compute={s.compute} transport={s.transport} taper={s.taper} "
-        f"pace={s.pace} shots={s.shots}",
+        f"pace={s.pace} shots={s.shots} sums={s.sums}",
         f"digest {plan.digest:#010x}",
     ]
     for entry in plan.ranks:
         if rank is None or entry.rank == rank:
             lines += ["", *_rank(entry)]
-    return "\n".join(lines)
+    return "\n".join(fitted(line, width) for line in lines)
+
+
+def fitted(line: str, width: int) -> str:
+    """Return a line, broken between words if it is longer than `width`; regions stay whole."""
+    if len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    whole = re.sub(r"\[[^\]]*\]", lambda box: box[0].replace(" ", _JOINED), line)
+    return wrapped(whole, width, indent).replace(_JOINED, " ")
 
 
 def _rank(entry: RankPlan) -> list[str]:
@@ -41,7 +55,7 @@ def _rank(entry: RankPlan) -> list[str]:
 def _step(step: Step) -> list[str]:
     after = f"  after {', '.join(step.after)}" if step.after else ""
     unit = "" if step.unit == "none" else f" ({step.unit})"
-    head = f"{step.id:<18} {step.kind}{unit} "
+    head = f"{step.id:<20} {step.kind}{unit} "
     if step.signals:
         return [head + _signals(step.signals) + after]
     if step.kind == "gemm":

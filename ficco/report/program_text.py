@@ -19,16 +19,23 @@ from ficco.program import (
     Wait,
     kernel_of,
 )
+from ficco.report.plan_text import fitted
+from ficco.report.tables import UNLIMITED, counted
 from ficco.tables import GatedPart
 
 __all__ = ["program_json", "program_text"]
 
 
-def program_text(plan: Plan, programs: Sequence[Program], rank: int | None = None) -> str:
-    """Return the program of one rank, or of all, with the target's facts."""
+def program_text(
+    plan: Plan, programs: Sequence[Program], rank: int | None = None, width: int = UNLIMITED
+) -> str:
+    """Return the program of one rank, or of all, with the target's facts.
+
+    Lines longer than `width` go on, indented.
+    """
     p, target = plan.problem, programs[0].target
     lines = [
-        f"{p.op}  m={p.m} n={p.n} k={p.k}  ranks={p.world}  {p.dtype}",
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  {counted(p.world, 'rank')}  {p.dtype}",
         f"schedule {plan.schedule.name}  digest {plan.digest:#010x}",
         f"target {target.name}: "
         + ", ".join(f"{name}={value}" for name, value in target._asdict().items()
@@ -38,7 +45,7 @@ def program_text(plan: Plan, programs: Sequence[Program], rank: int | None = Non
         if rank is None or program.rank == rank:
             lines += ["", f"rank {program.rank}"]
             lines += [f"  {line}" for entry in program.entries for line in _entry(program, entry)]
-    return "\n".join(lines)
+    return "\n".join(fitted(line, width) for line in lines)
 
 
 def program_json(plan: Plan, programs: Sequence[Program]) -> str:

@@ -23,7 +23,7 @@ from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
 from ficco.machine import Machine
 from ficco.passes import compile_plan
-from ficco.plan import WindowBytes, window_bytes_of
+from ficco.plan import Plan, WindowBytes, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
@@ -124,6 +124,7 @@ class CudaLocalRuntime:
         self._lock = threading.Lock()
         self._bound: BoundPrograms[_Bound] = BoundPrograms()
         self._recent: deque[_Bound] = deque(maxlen=BOUND_PROGRAMS)
+        self._last_plan: tuple[Plan, _Bound] | None = None  # of `execute_plan`
         self._calls = 0
         self._closed = False
         self._captured = False  # whether a graph uses the current place
@@ -185,17 +186,30 @@ class CudaLocalRuntime:
             self.check()
             streams = [self._compute.current(rank) for rank in range(self.world)]
             bound = self._bound.get(
-                problem, schedule, lambda: self._bind(problem, schedule, streams)
+                problem, schedule, lambda: self._bind(lower(problem, schedule), streams)
             )
+            self._rehearse(bound, streams, arrays)
+            self._run(bound, streams, arrays)
+
+    def execute_plan(self, plan: Plan, arrays: Sequence[Arrays]) -> None:
+        """Enqueue a plan that was made elsewhere, unchanged. Verify it first: the engine does not.
+
+        The last plan stays bound, until windows grow or are reset. Raises as `execute`.
+        """
+        with self._lock:
+            self.check()
+            streams = [self._compute.current(rank) for rank in range(self.world)]
+            if self._last_plan is None or self._last_plan[0] is not plan:
+                self._last_plan = (plan, self._bind(plan, streams))
+            bound = self._last_plan[1]
             self._rehearse(bound, streams, arrays)
             self._run(bound, streams, arrays)
 
     # ---- calls
 
-    def _bind(self, problem: Problem, schedule: Schedule, streams: Sequence[Any]) -> _Bound:
-        plan = lower(problem, schedule)
+    def _bind(self, plan: Plan, streams: Sequence[Any]) -> _Bound:
         if self.world > 1:
-            cuda.check_runs(schedule, self._compute)
+            cuda.check_runs(plan.schedule, self._compute)
         need = window_bytes_of(plan.ranks[0]).joined(LEAST if self.world > 1 else WindowBytes())
         if not self._place.windows.sizes.has(need):
             self._grow(need, streams)
@@ -395,6 +409,7 @@ class CudaLocalRuntime:
 
     def _drop_bound_programs(self) -> None:
         self._bound.clear()
+        self._last_plan = None
         self._recent.clear()
         self._calls = 0
 

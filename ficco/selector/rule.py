@@ -394,7 +394,12 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
         whole, shard = times.rounds(facts.m, facts.n), times.rounds(rows, facts.n)
         chunk = times.rounds(rows / chosen.chunks, facts.n)
         notes.append(
-            f"rounds of tiles: the whole GEMM {whole:.2g}, a shard {shard:.2g}, a chunk at grain "
-            f"{chosen.grain_text} {chunk:.2g}"
+            f"tiles of the whole GEMM fill the multiprocessors {_times(whole)}, those of a shard "
+            f"{_times(shard)}, those of a chunk (grain {chosen.grain_text}) {_times(chunk)}"
         )
     return notes
+
+
+def _times(count: float) -> str:
+    text = f"{count:.2g}"
+    return f"{text} time" if text == "1" else f"{text} times"

@@ -87,15 +87,22 @@ class Progress:
                 TimeRemainingColumn,
             )
             from rich.progress import Progress as Bar
+            from rich.table import Column
 
+            def whole(columns: int) -> Column:
+                """Return a column that a narrow terminal does not cut."""
+                return Column(no_wrap=True, min_width=columns)
+
+            name = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # it alone may be cut
             self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("runs,"),
-                TimeRemainingColumn(),
-                TextColumn("left"),
+                TextColumn("{task.description}", table_column=name),
+                BarColumn(10, table_column=whole(10)),
+                MofNCompleteColumn(table_column=whole(len("1000/1000"))),
+                TextColumn("runs,", table_column=whole(len("runs,"))),
+                TimeRemainingColumn(table_column=whole(len("0:00:00"))),
+                TextColumn("left", table_column=whole(len("left"))),
                 console=Console(stderr=True),
+                expand=True,
             )
             self._task = self._bar.add_task("sweep", total=self._runs)
             self._bar.start()

@@ -29,7 +29,7 @@ from ficco.verifier.spins import check_spins
 from ficco.verifier.values import check_values
 from ficco.verifier.violation import Violation
 
-__all__ = ["Violation", "verify"]
+__all__ = ["Violation", "check_form", "verify"]
 
 
 def verify(plan: Plan) -> list[Violation]:

@@ -23,6 +23,7 @@ from program_entries import entries
 from ficco import oracle, registry
 from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.lowering import lower
 from ficco.lowering.cutting import is_edged
 from ficco.problem import Output, Problem
 from ficco.runtime.local_gpu import CudaLocalRuntime
@@ -281,6 +282,24 @@ def timelines(world: int) -> None:
     node.runtime.close()
 
 
+def plans(world: int) -> None:
+    """Plans made elsewhere run, between calls and after windows have grown and been reset."""
+    node = Node(world)
+    for rows in (5, 50):
+        problem = Problem.chunked("all_gather_matmul", world, rows * world, 5, 9, "float32")
+        schedule = named("hetero_unfused_1d", world)
+        plan = lower(problem, schedule)
+        for turn in range(4):
+            arrays, exact = node.arrays(problem, turn)
+            node.runtime.execute_plan(plan, arrays)
+            node.runtime.synchronize()
+            node.judge(problem, arrays, exact, "a plan")
+            node.right(problem, schedule)
+            if turn == 2:
+                node.runtime.reset()
+    node.runtime.close()
+
+
 def no_start(world: int, pattern: str) -> None:
     """What a machine lacks is said at once."""
     with expected(Exception, pattern):
@@ -341,8 +360,8 @@ def signals_unknown(world: int) -> None:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, no_start,
-        kernels_that_load, entries,
+        operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, plans,
+        no_start, kernels_that_load, entries,
         words_without_kernel, signals, signals_refused, signals_unknown,
         faults.refusals, faults.stalled, faults.absent,
         faults.absent_from_one_launch,

@@ -314,6 +314,10 @@ def test_traced_calls_have_a_timeline(double_folder: Path) -> None:
     run(double_folder, "timelines", world=3)
 
 
+def test_plans_made_elsewhere_run(double_folder: Path) -> None:
+    run(double_folder, "plans", world=3)
+
+
 @pytest.mark.parametrize(
     "double, pattern",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,12 @@ def ficco(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False, env=given
     )
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the lines on stderr, without those of progress, which a busy host has."""
+    lines = done.stderr.splitlines()
+    return [line for line in lines if not re.fullmatch(r"ficco \w+: .*, \d+ s", line)]
 
 
 def refused(capsys: Any, words: str, *args: str) -> None:
@@ -71,9 +78,9 @@ class TestStreams:
     @pytest.mark.parametrize("command", ["doctor", "run --help", "plan --ranks 64 --json"])
     def test_a_reader_that_leaves(self, command: str) -> None:
         done = ficco(f"$FICCO {command} | head -1 | cut -c 1-9; echo ${{PIPESTATUS[0]}}")
-        assert done.stdout.splitlines()[-1] in ("0", "1") and done.stderr == ""
+        assert done.stdout.splitlines()[-1] in ("0", "1") and told(done) == []
         done = ficco(f"$FICCO {command} | true; echo ${{PIPESTATUS[0]}}")
-        assert done.stdout.splitlines()[-1] in ("0", "1") and done.stderr == ""
+        assert done.stdout.splitlines()[-1] in ("0", "1") and told(done) == []
 
     @pytest.mark.parametrize(
         "environment",
@@ -92,7 +99,7 @@ class TestStreams:
         ]
         mine.write_text("\n".join(lines), encoding="utf-8")
         done = ficco(f"$FICCO $RUN --machine {mine}", **environment)
-        assert done.returncode == 0 and done.stderr == ""
+        assert done.returncode == 0 and told(done) == []
         assert "ein Ger\\xe4t" in done.stdout and ". waiting" in done.stdout
         assert done.stdout.isascii()
         pictured = [line for line in done.stdout.splitlines() if line.endswith("|")]
@@ -263,11 +270,11 @@ def test_traces_that_cannot_be_written(capsys: Any, tmp_path: Path, more: list[s
 class TestLogs:
     def test_commands_log(self) -> None:
         done = ficco("$FICCO $RUN", FICCO_LOG="info")
-        lines = done.stderr.splitlines()
+        lines = told(done)
         assert done.returncode == 0 and all(line.startswith("ficco info: ") for line in lines)
         assert "begins" in lines[0] and "ends with exit code 0" in lines[-1]
         assert any("engine host, machine mesh4, schedules serial" in line for line in lines)
-        assert ficco("$FICCO $RUN", FICCO_LOG="").stderr == ""
+        assert told(ficco("$FICCO $RUN", FICCO_LOG="")) == []
 
     def test_lines_have_the_rank(self, torch: Any) -> None:
         done = ficco("$FICCO $RUN --processes --ranks 2", FICCO_LOG="INFO")

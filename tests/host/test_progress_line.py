@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from ficco import logs
 from ficco.cli import progress_line
 from ficco.cli.main import main
 from ficco.cli.progress_line import Working
@@ -60,7 +62,7 @@ def test_commands_say_what_they_are_at(
 def test_nothing_is_shown_before_a_while_or_where_nobody_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    soon, file = Terminal(), io.StringIO()
+    soon = Terminal()
     monkeypatch.setattr(sys, "stderr", soon)
     monkeypatch.setattr(progress_line, "AFTER_S", 1e9)
     with Working("ficco plan") as work:
@@ -68,10 +70,44 @@ def test_nothing_is_shown_before_a_while_or_where_nobody_looks(
     monkeypatch.setattr(progress_line, "AFTER_S", 0.0)
     with Working("ficco plan", enabled=False) as work:
         work.say("reads")
+    assert soon.getvalue() == ""
+
+
+def test_a_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(progress_line, "EVERY_S", 0.001)
+    monkeypatch.setattr(progress_line, "LINE_EVERY_S", 0.05)
     with Working("ficco plan") as work:
         work.say("reads")
-    assert soon.getvalue() == file.getvalue() == ""
+        time.sleep(0.02)
+    assert file.getvalue() == ""
+    monkeypatch.setattr(progress_line, "AFTER_S", 0.0)
+    with Working("ficco plan") as work:
+        work.say("reads")
+        while file.getvalue().count("\n") < 2:
+            time.sleep(0.001)
+    assert set(file.getvalue().splitlines()) == {"ficco plan: reads, 0 s"}
+    assert file.getvalue().count("\n") <= 3
+
+
+def test_long_tasks_of_the_library_are_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with logs.reporting("proving"):
+        pass
+    monkeypatch.setattr(logs, "FIRST_REPORT_S", 0.001)
+    monkeypatch.setattr(logs, "NEXT_REPORT_S", 0.001)
+    with logs.reporting("proving", enabled=False):
+        time.sleep(0.02)
+    assert not caplog.records
+    with logs.reporting("proving"):
+        while len(caplog.records) < 2:
+            time.sleep(0.001)
+    assert {record.getMessage() for record in caplog.records} == {"proving, for 0 s so far"}
+    before = len(caplog.records)
+    time.sleep(0.01)
+    assert len(caplog.records) == before
 
 
 def test_a_line_stays_for_long_calls_and_is_gone_at_the_end(

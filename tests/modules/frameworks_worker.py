@@ -32,7 +32,10 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def transformers(rank: int, world: int, folder: Path) -> None:
-    """A Llama by its own plan: the same logits and gradients as one process computes."""
+    """A Llama by its own plan: the same logits and gradients as one process computes.
+
+    Four ranks are two by two: FSDP by Hugging Face, and tensor parallelism within it.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.distributed import DistributedConfig
@@ -47,7 +50,8 @@ def transformers(rank: int, world: int, folder: Path) -> None:
         one.save_pretrained(folder / "llama")
     dist.barrier()
     net = LlamaForCausalLM.from_pretrained(
-        folder / "llama", distributed_config=DistributedConfig(tp_size=world)
+        folder / "llama",
+        distributed_config=DistributedConfig(tp_size=2, fsdp_size=world // 2),
     )
     words = torch.randint(20, (3, 7), generator=torch.Generator().manual_seed(1))
     wanted = one(words, labels=words)

@@ -447,6 +447,35 @@ def sharded(mesh: DeviceMesh) -> None:
             close(grad.to_local(), wanted[key].to_local(), f"FSDP, {turn}, {key}")
 
 
+def wrapped(module: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
+    """Split a layer as Hugging Face does: a DTensor weight, and a wrapper of the forward."""
+    original_forward = module.forward
+    module.weight = nn.Parameter(distribute_tensor(module.weight.data, mesh, [Shard(dim)]))
+    module.forward = lambda *arguments: (original_forward(*arguments), mesh)
+
+
+def sharded_by_plan(mesh: DeviceMesh) -> None:
+    """A Hugging Face model of DistributedConfig(tp_size=..., fsdp_size=2)."""
+    grid = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("fsdp", "tp"))
+    torch.manual_seed(0)
+    one = Llama(layers=1)
+    net, words = copy.deepcopy(one), tokens(4)
+    net._tp_plan = {f"layers.*.{leaf}": "colwise" for leaf in ("wq", "wk", "wv", "gate", "up")}
+    net._tp_plan |= {"*.wo": "rowwise", "*.down": "rowwise"}
+    for name, module in net.layers.named_modules():
+        if isinstance(module, nn.Linear):
+            wrapped(module, 1 if name.endswith(("wo", "down")) else 0, grid["tp"])
+    for block in (*net.layers, net):
+        fully_shard(block, mesh=grid["fsdp"])
+    ficco.overlap(net, grid["tp"])
+    with Counted() as calls:
+        close(net(words), one(words), "FSDP by plan")
+    assert calls == {"column_matmul": 2, "matmul_all_reduce": 2}, calls
+    exact = gradients(one, words)
+    for key, found in gradients(net, words).items():
+        close(whole(found), exact[key], f"FSDP by plan, {key}")
+
+
 def alone(mesh: DeviceMesh) -> None:
     """A mesh of one rank has nothing to send, and computes the same."""
     grid = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("dp", "tp"))
@@ -462,6 +491,6 @@ CHECKS = {
     check.__name__: check
     for check in (
         options, identity, uneven, refusals, half_way, by_plan, by_name, copies,
-        deep, alone, disabled, serving, megatron, sharded,
+        deep, alone, disabled, serving, megatron, sharded, sharded_by_plan,
     )
 }  # fmt: skip

@@ -44,7 +44,7 @@ def test_compiled_models(tmp_path: Path, torch: Any) -> None:
 
 
 def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
-    checks = ("forms", "by_plan", "uneven", "sharded", "not_shards")
+    checks = ("forms", "by_plan", "uneven", "sharded", "sharded_by_plan", "not_shards")
     run("overlap_worker.py", 4, tmp_path, checks=checks)
 
 
@@ -76,13 +76,15 @@ def test_the_example_trains(tmp_path: Path, torch: Any) -> None:
     assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
 
 
-@pytest.mark.parametrize("library", ["transformers", "megatron"])
+@pytest.mark.parametrize(
+    ("library", "ranks"), [("transformers", 2), ("transformers", 4), ("megatron", 2)]
+)
 def test_other_libraries(
-    library: str, tmp_path: Path, torch: Any, request: pytest.FixtureRequest
+    library: str, ranks: int, tmp_path: Path, torch: Any, request: pytest.FixtureRequest
 ) -> None:
     """Skipped where the library is missing; `--require LIBRARY` fails instead."""
     needed = {"transformers": ("transformers", "accelerate"), "megatron": ("megatron.core",)}
     if library not in request.config.getoption("--require"):
         for name in needed[library]:
             pytest.importorskip(name)
-    run("frameworks_worker.py", 2, tmp_path, checks=(library,))
+    run("frameworks_worker.py", ranks, tmp_path, checks=(library,))

@@ -168,7 +168,7 @@ def test_only_a_profile_that_paces_is_slow(paced: bool, tmp_path: Path) -> None:
         (["--ranks", "3"], "needs --profile"),
         (["--processes"], "needs --profile"),
         (["--processes", "--profile", "machine.toml", "--ranks", "65"], "--ranks 65"),
-        (["--json", "--profile", "machine.toml"], "not allowed with"),
+        (["--json", "--profile", "machine.toml"], "--json with --profile machine.toml"),
     ],
 )
 def test_what_cannot_be_is_told_at_once(

@@ -59,7 +59,7 @@ def test_half_the_cores_take_twice_as_long() -> None:
 
 
 def test_cores_are_of_the_host_engine() -> None:
-    with pytest.raises(MachineError, match="cores=2 with engine 'cuda'"):
+    with pytest.raises(MachineError, match="cores=2 with engine='cuda'"):
         replace(DESK, engine="cuda", cores=2)
 
 

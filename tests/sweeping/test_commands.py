@@ -176,7 +176,7 @@ class TestExecuted:
         last = max(i for i, row in enumerate(rows) if '"id"' in row and '"run"' in row)
         journal.write_text("".join(rows[:last]))
         code, _, err = sweep(grid, "--out", out, "--seconds", "1e-9", "--timeout", "20")
-        assert code == 0 and "time is up: 1 points are left; to continue: " in err
+        assert code == 0 and "time is up: 1 point is left; to continue: " in err
         assert f"--out '{out}' --timeout 20" in err
         ends = {
             line["shape"]: line["ended"]
@@ -193,7 +193,7 @@ class TestExecuted:
         asked = SweepRequest(Grid.named("h200"), Path("a b"), machine, 2, False, None, None)
         command._say(args, asked, Outcome(4, unended=1))
         said = capsys.readouterr().err
-        assert "timelines or DIL of 1 shapes are left" in said
+        assert "timelines or DIL of 1 shape are left" in said
         assert "to continue: ficco sweep h200 --out 'a b' --ranks 2" in said
 
 

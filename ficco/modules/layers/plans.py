@@ -94,9 +94,10 @@ class Plan:
         kind = "row" if style == "rowwise" else "column"
         dim = 0 if kind == "column" else 1
         if isinstance(weight, DTensor):
-            if weight.device_mesh.ndim != 1 or not weight.placements[0].is_shard(dim):
+            mesh, placement = _parallel_part(weight, module)
+            if mesh is None or not placement.is_shard(dim):
                 return Left(name, words, f"its weight is a DTensor split as {weight.placements}")
-            group = weight.device_mesh.get_group()
+            group = mesh.get_group()
         world, whole = dist.get_world_size(group), (module.out_features, module.in_features)[dim]
         what = ("out_features", "in_features")[dim]
         if isinstance(weight, DTensor):
@@ -181,6 +182,23 @@ def _tensor_parallel(mesh: Any, group: Any) -> Any:
     if mesh.ndim == 1:
         return mesh.get_group()
     return mesh["tp"].get_group() if "tp" in (mesh.mesh_dim_names or ()) else None
+
+
+def _parallel_part(weight: DTensor, module: Module) -> tuple[DeviceMesh | None, Any]:
+    """Return the tensor-parallel mesh of a weight, and how the weight is split over it.
+
+    Between calls, FSDP's weights are split over a mesh of more dimensions. Then the mesh is that of
+    Hugging Face's wrapper of the forward; None: there is none.
+    """
+    mesh, placements = weight.device_mesh, tuple(weight.placements)
+    if mesh.ndim == 1:
+        return mesh, placements[0]
+    own = closure_of(module.__dict__.get("forward")).get("mesh")
+    names: Sequence[str] = mesh.mesh_dim_names or ()
+    own_names: Sequence[str] = getattr(own, "mesh_dim_names", None) or ()
+    if len(own_names) != 1 or own_names[0] not in names:
+        return None, None
+    return own, placements[names.index(own_names[0])]
 
 
 def _hooks(module: Module) -> list[Any]:
