@@ -149,7 +149,7 @@ def arguments(rank: int, world: int) -> None:
     refused(lambda: gather(x.double(), w), "float64")
     refused(lambda: gather(x, w.half()), "use one dtype")
     refused(lambda: gather(x[0], w), "2 or 3 dimensions")
-    refused(lambda: gather(x, w, rows=[2]) if world > 1 else gather(x, w, rows=[]), "sizes of 0")
+    refused(lambda: gather(x, w, rows=[2]) if world > 1 else gather(x, w, rows=[]), "one per rank")
     refused(lambda: gather(x, w, rows=[5] * world), "x has 2 rows")
     refused(lambda: gather(x, [w, w], bias=[None]), "2 weights, 1 biases")
     refused(lambda: gather(x, w, bias=torch.zeros(3)), "bias[0] is [3]")
