@@ -1,4 +1,7 @@
-"""Sphinx configuration. Build: `sphinx-build -W -b html docs OUT`; needs `pip install '.[docs]'`."""
+"""Sphinx configuration.
+
+To build the pages: `pip install '.[docs]' && sphinx-build -W -b html docs OUT`.
+"""
 
 from __future__ import annotations
 

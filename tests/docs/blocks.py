@@ -22,7 +22,7 @@ __all__ = ["ROOT", "Block", "blocks_of", "pages"]
 ROOT = Path(__file__).resolve().parents[2]
 
 _MARK = re.compile(r"\s*<!-- test: (?P<how>\w+)(?: (?P<argument>.*?))? -->\s*")
-_FENCE = re.compile(r"(?P<indent> *)```(?P<language>\w*)\s*")
+_FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,})(?P<language>[^`]*)")
 _WITH_ARGUMENT = {"file": True, "output": False, "ranks": True, "gpu": False, "no": True}
 RUN = ("python", "sh")
 
@@ -61,7 +61,8 @@ def blocks_of(page: Path) -> list[Block]:
     """Return the code blocks of a page, in order.
 
     Raises:
-        ValueError: a comment is unknown, lacks its argument, or stands before no block.
+        ValueError: a comment is unknown, lacks its argument, or stands before no block; or a
+            block has no end.
     """
     lines = page.read_text().splitlines()
     blocks: list[Block] = []
@@ -73,17 +74,24 @@ def blocks_of(page: Path) -> list[Block]:
         if found:
             mark = _checked(found, f"{page}:{at + 1}")
         elif fence:
-            end = next(i for i in range(at + 1, len(lines)) if lines[i].strip() == "```")
+            end = _end(lines, at, fence["ticks"], page)
             width = len(fence["indent"])
             text = "\n".join(line[width:] for line in lines[at + 1 : end]) + "\n"
-            shown = "run" if fence["language"] in RUN else "show"
-            how, argument = mark or (shown, "")
-            blocks.append(Block(page, at + 1, fence["language"], text, how, argument))
+            language = fence["language"].strip()
+            how, argument = mark or ("run" if language in RUN else "show", "")
+            blocks.append(Block(page, at + 1, language, text, how, argument))
             at, mark = end, None
         elif mark and lines[at].strip():
             raise ValueError(f"{page}:{at + 1}: a comment about tests stands before no code block")
         at += 1
     return blocks
+
+
+def _end(lines: list[str], begin: int, ticks: str, page: Path) -> int:
+    for at in range(begin + 1, len(lines)):
+        if lines[at].strip() == ticks:
+            return at
+    raise ValueError(f"{page}:{begin + 1}: the code block has no end")
 
 
 def _checked(found: re.Match[str], place: str) -> tuple[str, str]:
