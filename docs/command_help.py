@@ -24,7 +24,11 @@ class CommandHelp(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return a literal block."""
-        text = help_of(self.arguments[0] if self.arguments else None)
+        command = self.arguments[0] if self.arguments else None
+        try:
+            text = help_of(command)
+        except KeyError:
+            raise self.error(f"ficco has no command {command!r}") from None
         block = nodes.literal_block(text, text)
         block["language"] = "text"
         return [block]
