@@ -7,6 +7,7 @@ names `ficco`, `np` and `torch`; `...` in an output stands for any text.
 from __future__ import annotations
 
 import doctest
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,7 @@ def main() -> int:
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder, "store").as_uri()
+        os.chdir(folder)  # examples write files here
         dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
         for docstring in examples():
             runner.run(docstring)
