@@ -86,8 +86,10 @@ def overlap(
     """Overlap the communication of a model's tensor-parallel layers with their GEMMs, in place.
 
     `overlap` finds linear layers that PyTorch's `parallelize_module`, a Hugging Face model's own
-    plan or `plan` has made parallel, and the layers of Megatron-Core. The model computes the same
-    values, except for the order of sums. `ficco.explain(module)` describes the changes;
+    plan or `plan` has made parallel, and the layers of Megatron-Core. Column-parallel layers become
+    `all_gather_matmul` or `column_matmul`, row-parallel ones `matmul_reduce_scatter` or
+    `matmul_all_reduce`, forward and backward. The model computes the same values, except for the
+    order of sums. `ficco.explain(module)` describes the changes;
     `ficco.restore(module)` undoes them. Call it on every rank, after the model is parallelized and
     before torch.compile.
 
@@ -98,8 +100,9 @@ def overlap(
         plan: "colwise" or "rowwise" (or "colwise_gather_output") by pattern of whole dotted names,
             such as {"layers.*.q_proj": "colwise"}, for layers whose weights are already shards and
             whose input is whole on every rank.
-        schedule: a schedule, its name or "auto"; or a mapping of patterns of names to those. None
-            in the mapping leaves a layer unchanged; a layer that no pattern matches uses "auto".
+        schedule: a Schedule, its name, or "auto" for the fastest predicted one of each layer; or a
+            mapping of patterns of names to those. None in the mapping leaves a layer unchanged; a
+            layer that no pattern matches uses "auto".
         strict: refuse a model if some tensor-parallel linear layer cannot be overlapped.
         share: let layers of one parent that read the same tensor (q, k, v; gate, up) share one
             gather. False: for a model that writes the tensor between them in a way that PyTorch
