@@ -27,27 +27,74 @@ _MOST_SHOWN = 80  # characters of a value in a message
 
 
 class FiccoError(Exception):
-    """The base class of all errors that ficco raises deliberately."""
+    """The base class of all errors that ficco raises deliberately.
+
+    Example:
+        >>> try:
+        ...     ficco.Node(0)
+        ... except ficco.FiccoError as error:
+        ...     print(error)
+        world...
+    """
 
 
 class InputError(FiccoError, ValueError):
-    """Invalid or unsupported arguments of a call or a command."""
+    """Invalid or unsupported arguments of a call or a command; also a ValueError.
+
+    Nothing has run. Other ranks that make the call get an EngineError, so they do not wait.
+
+    Example:
+        >>> ficco.Problem.chunked("matmul_all_reduce", world=2, m=8, n=8, k=0)
+        Traceback (most recent call last):
+        ficco.errors.InputError: k=0...
+    """
 
 
 class ScheduleError(InputError):
-    """A schedule that does not exist, or that no plan implements."""
+    """A schedule that does not exist, or that no plan implements for the operator.
+
+    Example:
+        >>> ficco.Schedule.named("hetero_fused")
+        Traceback (most recent call last):
+        ficco.errors.ScheduleError: unknown schedule 'hetero_fused' (did you mean ...
+    """
 
 
 class MachineError(InputError):
-    """A machine profile that does not exist or cannot be read."""
+    """A machine profile that does not exist, cannot be read, or lacks the figures to predict from.
+
+    Example:
+        >>> ficco.Machine.named("mesh5")
+        Traceback (most recent call last):
+        ficco.errors.MachineError: unknown machine 'mesh5' (did you mean 'mesh...
+    """
 
 
 class PlanError(InputError):
-    """A malformed plan, or malformed JSON of a plan."""
+    """A plan that is malformed or wrong, or JSON that is no plan.
+
+    Example:
+        >>> from ficco import plan_json
+        >>> plan_json.loads("{}", "mine.json")
+        Traceback (most recent call last):
+        ficco.errors.PlanError: mine.json: the field 'version' is missing
+    """
 
 
 class EngineError(FiccoError, RuntimeError):
-    """An engine that cannot run a call, or has failed before."""
+    """An engine that cannot run a call, or has failed before; also a RuntimeError.
+
+    It stands for a failure of the group or node, not of the arguments: a wait that was too long, a
+    peer that left, raised an error or made another call. The group or node refuses further calls
+    until `ficco.reset` (on all ranks) or `Node.reset`.
+
+    Example:
+        >>> node, xs = ficco.Node(2), [np.ones((2, 2), np.float32)] * 2
+        >>> node.close()
+        >>> node.matmul_all_reduce(xs, xs)
+        Traceback (most recent call last):
+        ficco.errors.EngineError: ...
+    """
 
 
 class DevicesRefused(EngineError):
@@ -63,6 +110,13 @@ class TimeoutExceeded(EngineError, TimeoutError):
         signal: a description of the missing word; "a signal" if it is not known.
         seconds: how long the rank waited.
         hint: the cause, as far as it is known, and what to do.
+
+    Example:
+        >>> try:
+        ...     ficco.synchronize()  # or any call of the group
+        ... except ficco.TimeoutExceeded as error:
+        ...     print(error.rank, error.step, error.signal, error.seconds, error.hint)
+        ...     ficco.reset()  # on every rank
     """
 
     def __init__(self, rank: int, step: str, signal: str, seconds: float, hint: str) -> None:

@@ -137,6 +137,16 @@ class Machine:
         signals: how streams raised words at peers when the figures were measured: "write" or
             "copy" (see `ficco.engines.peer_signals`); for GPUs only.
         pacing: whether the host engine paces to the rates; the field `paced` of a file.
+
+    Raises:
+        MachineError: a field is invalid; the message names it.
+
+    Example:
+        >>> machine = ficco.Machine.named("h200x4")  # or a path that ends in .toml
+        >>> machine.ranks, machine.device, machine.link.per
+        (4, 'NVIDIA H200', 'port')
+        >>> machine.gemm_us(8192, 8192, 8192, "bfloat16") > 0  # us, alone on one device
+        True
     """
 
     name: str

@@ -1,10 +1,4 @@
-"""Node: all ranks in one process. Checks the user's arguments.
-
-node = ficco.Node(4, machine="mesh4")
-ys = node.all_gather_matmul(xs, ws)      # lists with one NumPy array per rank
-
-node = ficco.Node(4, machine="cuda")     # on GPUs: CuPy arrays, rank r's on device r
-"""
+"""Node: all ranks in one process. Checks the user's arguments."""
 
 from __future__ import annotations
 
@@ -73,6 +67,14 @@ class Node(NodeOperators):
         InputError: an argument is invalid.
         EngineError: on GPUs: there are too few, or they cannot access each other.
         GpuError: on GPUs: there is no driver, or it is too old.
+
+    Example:
+        >>> xs = [np.ones((rows, 64), np.float32) for rows in (5, 0, 7, 3)]  # x_r [m_r, k]
+        >>> ws = [np.ones((64, 8), np.float32)] * 4  # w_r [k, n_r]
+        >>> with ficco.Node(4, machine="mesh4") as node:
+        ...     ys = node.all_gather_matmul(xs, ws, schedule="hetero_fused_1d", grain=2)
+        >>> [y.shape for y in ys]
+        [(15, 8), (15, 8), (15, 8), (15, 8)]
     """
 
     def __init__(

@@ -267,7 +267,25 @@ class RankPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All ranks' plans of one call. The runtime of a rank holds only its entry of `ranks`."""
+    """All ranks' plans of one call. The runtime of a rank holds only its entry of `ranks`.
+
+    Attributes:
+        problem: the operator with its sizes.
+        schedule: the resolved schedule, with concrete values on all axes.
+        digest: see `digest_of`; ranks compare it, so that two different calls are found.
+        ranks: the plan of rank 0, 1, ...: its buffers (sizes in elements) and its steps, in order
+            of submission.
+
+    Example:
+        >>> from ficco.lowering import lower
+        >>> problem = ficco.Problem.chunked("all_gather_matmul", world=2, m=8, n=4, k=4)
+        >>> machine = ficco.Machine.named("host")
+        >>> plan = lower(problem, ficco.Schedule.named("hetero_fused_1d").resolve(2, machine))
+        >>> [buffer.name for buffer in plan.ranks[0].buffers if buffer.role == "window"]
+        ['gathered']
+        >>> print(plan.ranks[0].steps[0].kind)
+        wait
+    """
 
     problem: Problem
     schedule: Schedule

@@ -44,6 +44,13 @@ class Verification:
         violations: what is wrong; empty if the plan is right. Each has the fields rank, step, rule,
             message and mend (how to correct it). The list ends at the first stage of the proof that
             fails, so a corrected plan may show others.
+
+    Example:
+        >>> problem = ficco.Problem.chunked("matmul_all_reduce", world=2, m=8, n=4, k=4)
+        >>> result = ficco.verify(ficco.lower(problem, "serial"))
+        >>> result.ok, result.violations
+        (True, ())
+        >>> result.check()  # raises PlanError if the plan is wrong
     """
 
     plan: Plan = field(repr=False)
@@ -102,9 +109,9 @@ def lower(problem: Problem, schedule: str | Schedule, *, machine: str | Machine 
         MachineError: the machine does not exist.
 
     Example:
-        >>> problem = Problem.chunked("all_gather_matmul", world=4, m=64, n=32, k=16)
-        >>> plan = lower(problem, "hetero_fused_1d")  # x_r [16, 16], w_r [16, 8], y_r [64, 8]
-        >>> print(verify(plan))
+        >>> problem = ficco.Problem.chunked("all_gather_matmul", world=4, m=64, n=32, k=16)
+        >>> plan = ficco.lower(problem, "hetero_fused_1d")  # x_r [16, 16], w_r [16, 8], y_r [64, 8]
+        >>> print(ficco.verify(plan))
         right: all_gather_matmul, 4 ranks, 156 steps
     """
     if not isinstance(problem, Problem):
@@ -138,11 +145,12 @@ def verify(plan: Plan) -> Verification:
         InputError: `plan` is not a Plan.
 
     Example:
-        >>> plan = lower(Problem.chunked("matmul_all_reduce", 2, m=8, n=4, k=4), "serial")
+        >>> problem = ficco.Problem.chunked("matmul_all_reduce", world=2, m=8, n=4, k=4)
+        >>> plan = ficco.lower(problem, "serial")
         >>> first, second = plan.ranks
         >>> steps = tuple(step for step in second.steps if step.kind != "wait")
         >>> broken = plan._replace(ranks=(first, second._replace(steps=steps)))
-        >>> verify(plan).ok, verify(broken).ok
+        >>> ficco.verify(plan).ok, ficco.verify(broken).ok
         (True, False)
     """
     if not isinstance(plan, Plan):
@@ -194,9 +202,17 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     Args:
         path: the file.
 
+    Returns:
+        The plan of all ranks, not proved.
+
     Raises:
         InputError: the file cannot be read.
         PlanError: it is not JSON, or not a plan; the message names the place.
+
+    Example:
+        >>> ficco.load_plan("missing.json")
+        Traceback (most recent call last):
+        ficco.errors.InputError: plan 'missing.json' cannot be read: No such file or directory
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -218,9 +234,10 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         InputError: `plan` is not a Plan, or the file cannot be written.
 
     Example:
-        >>> plan = lower(Problem.chunked("matmul_all_reduce", 2, m=8, n=4, k=4), "serial")
-        >>> save_plan(plan, "plan.json")  # doctest: +SKIP
-        >>> load_plan("plan.json") == plan  # doctest: +SKIP
+        >>> problem = ficco.Problem.chunked("matmul_all_reduce", world=2, m=8, n=4, k=4)
+        >>> plan = ficco.lower(problem, "serial")
+        >>> ficco.save_plan(plan, "plan.json")
+        >>> ficco.load_plan("plan.json") == plan
         True
     """
     if not isinstance(plan, Plan):

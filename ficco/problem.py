@@ -63,6 +63,10 @@ class Output:
             itself, [m, k], for later use.
         operand_transposed: the operand is stored as [n_r, k] (or [n_r, m]).
         bias: a row of n_r values is added to every row.
+
+    Example:
+        >>> ficco.Output(columns=(16, 16))  # two ranks with 16 columns each
+        Output(columns=(16, 16), operand='w', axis='rows', operand_transposed=False, bias=False)
     """
 
     columns: tuple[int, ...]
@@ -99,6 +103,18 @@ class Problem:
         tables: embedding: rows of each table, per rank; n is their dimension.
         lookups: embedding: a rank's number of indices for each table; no peer needs them.
         scales: "none"; reserved for scaled dtypes, which are not implemented.
+
+    Raises:
+        InputError: a field is invalid, or does not belong to the operator; the message names it.
+
+    Example:
+        >>> problem = ficco.Problem.chunked("all_gather_matmul", world=4, m=64, n=32, k=16)
+        >>> problem.rows, problem.outputs[0].columns, problem.result_shapes(0)
+        ((16, 16, 16, 16), (8, 8, 8, 8), [(64, 8)])
+        >>> uneven = ficco.Problem(
+        ...     "all_gather_matmul", world=2, rows=(5, 0), k=16, outputs=(ficco.Output((8, 8)),))
+        >>> uneven.m, uneven.n
+        (5, 16)
     """
 
     op: str

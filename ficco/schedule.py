@@ -71,6 +71,18 @@ class Schedule:
             hidden: the last to arrive, into ever smaller chunks (in scattering operators the first
             block to leave, into ever larger ones). All others travel whole.
         name: a label without effect.
+
+    Raises:
+        ScheduleError: an axis has an invalid value; the message lists the valid ones.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> schedule = replace(ficco.Schedule.named("hetero_fused_1d"), grain=4, name="mine")
+        >>> schedule.start, schedule.compute
+        ('local_first', 'per_step')
+        >>> xs = [np.ones((8, 8), np.float32)] * 2
+        >>> with ficco.Node(2, schedule=schedule) as node:
+        ...     ys = node.matmul_all_reduce(xs, xs)
     """
 
     grain: int | str = "world"

@@ -43,8 +43,8 @@ def explain(module: Module, *, measure: bool = False) -> Explanation:
     Each entry gives the layer's style, the operator that runs, the schedule with the selector's
     reasons, and the gain over `serial`, either predicted or measured if a book has it. Shapes are
     those of the last call; before the first call no schedule is chosen. For layers that were left
-    unchanged, the reason is given. Layers with equal named_texts whose names differ only in numbers
-    share one entry.
+    unchanged, the reason is given. Layers with equal texts whose names differ only in numbers share
+    one entry.
 
     Measurements made here are included, now and in later calls while the layer's last call matches
     a measured one: the speedup over `serial`, and milliseconds per call. "(paced)" marks a machine
@@ -62,10 +62,18 @@ def explain(module: Module, *, measure: bool = False) -> Explanation:
             that alternate between the two schedules, of the slowest rank: equal on all ranks. The
             model, its gradients and torch's random state do not change.
 
+    Returns:
+        The text, one entry per layer; the Python prompt shows it without quotes.
+
     Raises:
         InputError: the module is not overlapped; or, with `measure`, it is on the meta device, a
             CUDA graph is being captured, or ranks called it differently.
         MemoryError: with `measure`, a rank has no memory for the data of a call.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8))  # local shards: plan= says which
+        >>> print(ficco.explain(ficco.overlap(model, plan={"0": "colwise"})))
+        ficco runs 1 of 1 tensor-parallel layers: ...
     """
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")

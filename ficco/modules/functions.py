@@ -29,16 +29,15 @@ from typing import Any
 import torch
 from torch.distributed import is_initialized
 
-from ficco import registry
 from ficco.checking import whole_number, whole_numbers
 from ficco.errors import InputError, shown
-from ficco.modules import autograd, bags, groups, operators, torch_library
+from ficco.modules import bags, groups, torch_library
 from ficco.modules.auto import AUTO
-from ficco.modules.call_cache import find, key_of
 from ficco.modules.calling import check_schedule
+from ficco.modules.dispatching import dispatch, repeated, requires_grad
 from ficco.modules.groups import collective
-from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
-from ficco.private.torch_core import DisableAutocast
+from ficco.modules.operands import pairs_of, weights_of
+from ficco.modules.routes import DIRECT, survey
 from ficco.problem import MOST
 from ficco.schedule import Schedule
 
@@ -74,8 +73,9 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
 ) -> Any:
     """Multiply the concatenation of all ranks' rows with this rank's weight.
 
-    Backward is one matmul_reduce_scatter for x; the weights' gradients are GEMMs with the gathered
-    x, which waits for them.
+    A collective call: all ranks make it, after torch.distributed.init_process_group. It is
+    differentiable. Backward is one matmul_reduce_scatter for x; the weights' gradients are GEMMs
+    with the gathered x, which waits for them.
 
     Args:
         x: [m_r, k], or [s_r, b, k].
@@ -84,7 +84,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
         rows: first sizes of x by rank, the same list on all ranks; None: all equal this rank's.
         bias: [n_r], or one (or None) per weight.
         axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
-        schedule: a schedule or its name; "auto": see ficco.modules.functions.
+        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
         grain: chunks per shard, instead of the schedule's.
         save_gathered: keep the gathered x, p times as large as x, until backward, as plain PyTorch
             does; copy engines copy it out of the window during the GEMMs. False: keep only x, and
@@ -94,24 +94,30 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
         [m, n_r] (or [s, b, n_r]; along the contraction [k, n_r]); a tuple for several weights.
 
     Raises:
-        InputError: tensors do not fit; ScheduleError: no plan implements the schedule;
-        TimeoutExceeded, EngineError: the call failed on some rank, and the group needs `reset`.
+        InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.
+        EngineError: the call failed on some rank (TimeoutExceeded: a wait lasted too long); call
+            `ficco.reset` on all ranks.
+
+    Example:
+        >>> x, w = torch.randn(64, 32), torch.randn(32, 16, requires_grad=True)  # x_r, w_r
+        >>> ficco.all_gather_matmul(x, w).shape  # [64 x ranks, 16]; this is one rank alone
+        torch.Size([64, 16])
     """
     if rows is None and bias is None and axes is None:
-        y = _repeated("all_gather_matmul", x, w, (), group, schedule, _ONE_PLAIN, grain)
+        y = repeated("all_gather_matmul", x, w, (), group, schedule, _ONE_PLAIN, grain)
         if y is not None:
             return y
-    weights, biases, biased = _listed(w, bias)
+    weights, biases, biased = weights_of(w, bias)
     axes, rows = _copied_list(axes), _sizes("rows", rows)
     way = survey((x, *weights, *biases))
     keep_gathered = (
         way != DIRECT
         and save_gathered
         and torch.is_grad_enabled()
-        and any(map(_requires_grad, weights))
+        and any(map(requires_grad, weights))
     )
     rest = (biased, axes, rows, keep_gathered, group, schedule, grain)
-    outputs = _call("all_gather_matmul", (x, weights, biases, *rest), way)
+    outputs = dispatch("all_gather_matmul", (x, weights, biases, *rest), way)
     return outputs[0] if isinstance(w, Tensor) else tuple(outputs[: len(weights)])
 
 
@@ -133,23 +139,32 @@ def column_matmul(
     Args:
         x: [m, k], or [s, b, k], equal on all ranks.
         w: [k, n_r] with any strides (pass linear.weight.t()), or several that share x.
-        group: as for `all_gather_matmul`.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         bias: [n_r], or one (or None) per weight.
-        schedule: for backward: a schedule or its name; "auto": see ficco.modules.functions.
+        schedule: for backward: a Schedule or its name; "auto", the default: the one predicted to
+            be fastest.
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
         [m, n_r], or [s, b, n_r]; a tuple for several weights.
 
-    Raises: as `all_gather_matmul`.
+    Raises:
+        InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.
+        EngineError: the call failed on some rank (TimeoutExceeded: a wait lasted too long); call
+            `ficco.reset` on all ranks.
+
+    Example:
+        >>> x, w = torch.randn(64, 32), torch.randn(32, 16, requires_grad=True)
+        >>> ficco.column_matmul(x, w).shape
+        torch.Size([64, 16])
     """
-    weights, biases, biased = _listed(w, bias)
+    weights, biases, biased = weights_of(w, bias)
     if not torch.compiler.is_dynamo_compiling():
         check_schedule(schedule, grain)  # used by backward only
         if group is not None or is_initialized():
             group = groups.process_group(group)  # backward refers to it, even once destroyed
     args = (x, weights, biases, biased, group, schedule, grain)
-    outputs = _call("column_matmul", args, survey((x, *weights, *biases)))
+    outputs = dispatch("column_matmul", args, survey((x, *weights, *biases)))
     return outputs[0] if isinstance(w, Tensor) else tuple(outputs)
 
 
@@ -169,25 +184,33 @@ def matmul_reduce_scatter(
     Args:
         x: [m, k_r], or [s, b, k_r]; or several, whose products are added up.
         w: [k_r, n] with any strides; one per x.
-        group: as for `all_gather_matmul`.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         rows: first sizes of the result by rank; None: all are equal.
         bias: [n], added to this rank's rows; its gradient is the sum over this rank's rows only.
-        schedule: a schedule or its name; "auto": see ficco.modules.functions.
+        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
         [m_r, n], or [s_r, b, n].
 
-    Raises: as `all_gather_matmul`.
+    Raises:
+        InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.
+        EngineError: the call failed on some rank (TimeoutExceeded: a wait lasted too long); call
+            `ficco.reset` on all ranks.
+
+    Example:
+        >>> x, w = torch.randn(64, 32), torch.randn(32, 16)  # x [m, k_r], w_r [k_r, n]
+        >>> ficco.matmul_reduce_scatter(x, w).shape  # [64 / ranks, 16]; this is one rank alone
+        torch.Size([64, 16])
     """
     if rows is None and bias is None:
-        y = _repeated("matmul_reduce_scatter", x, w, (None,), group, schedule, (None,), grain)
+        y = repeated("matmul_reduce_scatter", x, w, (None,), group, schedule, (None,), grain)
         if y is not None:
             return y
-    xs, ws = _pairs(x, w)
+    xs, ws = pairs_of(x, w)
     args = (xs, ws, bias, _sizes("rows", rows), group, schedule, grain)
     way = survey((*xs, *ws, bias))
-    return _call("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
+    return dispatch("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
 
 @collective
@@ -202,18 +225,34 @@ def matmul_all_reduce(
 ) -> Tensor:
     """Sum all ranks' products, and return the whole sum, bitwise equal on all ranks.
 
-    Arguments and errors are those of `matmul_reduce_scatter`; `bias` is the same on all ranks.
+    Args:
+        x: [m, k_r], or [s, b, k_r]; or several, whose products are added up.
+        w: [k_r, n] with any strides; one per x.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+        bias: [n], the same on all ranks, added once to the sum.
+        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
+        grain: chunks per shard, instead of the schedule's.
 
     Returns:
         [m, n], or [s, b, n].
+
+    Raises:
+        InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.
+        EngineError: the call failed on some rank (TimeoutExceeded: a wait lasted too long); call
+            `ficco.reset` on all ranks.
+
+    Example:
+        >>> x, w = torch.randn(64, 32), torch.randn(32, 16)  # x [m, k_r], w_r [k_r, n]
+        >>> ficco.matmul_all_reduce(x, w).shape
+        torch.Size([64, 16])
     """
     if bias is None:
-        y = _repeated("matmul_all_reduce", x, w, (None,), group, schedule, (), grain)
+        y = repeated("matmul_all_reduce", x, w, (None,), group, schedule, (), grain)
         if y is not None:
             return y
-    xs, ws = _pairs(x, w)
+    xs, ws = pairs_of(x, w)
     args = (xs, ws, bias, group, schedule, grain)
-    return _call("matmul_all_reduce", args, survey((*xs, *ws, bias)))  # type: ignore[no-any-return]
+    return dispatch("matmul_all_reduce", args, survey((*xs, *ws, bias)))  # type: ignore[no-any-return]
 
 
 @collective
@@ -232,14 +271,22 @@ def all_to_all_matmul(
         x: [sum of splits[rank], k]: the blocks for rank 0, 1, ... in this order.
         w: [k, n] with any strides.
         splits: splits[s][r] is the number of rows from rank s to rank r; equal on all ranks.
-        group: as for `all_gather_matmul`.
-        schedule: a schedule or its name; "auto": see ficco.modules.functions.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
         grain: chunks per block, instead of the schedule's.
 
     Returns:
         [rows received, n], ordered by source rank.
 
-    Raises: as `all_gather_matmul`.
+    Raises:
+        InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.
+        EngineError: the call failed on some rank (TimeoutExceeded: a wait lasted too long); call
+            `ficco.reset` on all ranks.
+
+    Example:
+        >>> x, w, splits = torch.randn(6, 4), torch.randn(4, 2), [[6]]  # 2 ranks: [[2, 4], [3, 3]]
+        >>> ficco.all_to_all_matmul(x, w, splits).shape
+        torch.Size([6, 2])
     """
     return _exchange("all_to_all_matmul", x, w, splits, group, schedule, grain)
 
@@ -256,7 +303,26 @@ def matmul_all_to_all(
 ) -> Tensor:
     """Multiply this rank's rows with its weight, and send every rank its block of the product.
 
-    Arguments, result and errors are those of `all_to_all_matmul`.
+    Args:
+        x: [sum of splits[rank], k]: the blocks for rank 0, 1, ... in this order.
+        w: [k, n] with any strides.
+        splits: splits[s][r] is the number of rows from rank s to rank r; equal on all ranks.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
+        grain: chunks per block, instead of the schedule's.
+
+    Returns:
+        [rows received, n], ordered by source rank; the rows of rank s are products with its w.
+
+    Raises:
+        InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.
+        EngineError: the call failed on some rank (TimeoutExceeded: a wait lasted too long); call
+            `ficco.reset` on all ranks.
+
+    Example:
+        >>> x, w, splits = torch.randn(6, 4), torch.randn(4, 2), [[6]]  # 2 ranks: [[2, 4], [3, 3]]
+        >>> ficco.matmul_all_to_all(x, w, splits).shape
+        torch.Size([6, 2])
     """
     return _exchange("matmul_all_to_all", x, w, splits, group, schedule, grain)
 
@@ -271,11 +337,11 @@ def _exchange(
     grain: int | None,
 ) -> Tensor:
     table = _splits(splits)
-    y = _repeated(op, x, w, (), group, schedule, (tuple(table),), grain)
+    y = repeated(op, x, w, (), group, schedule, (tuple(table),), grain)
     if y is not None:
         return y
     args = (x, w, table, group, schedule, grain)
-    return _call(op, args, survey((x, w)))  # type: ignore[no-any-return]
+    return dispatch(op, args, survey((x, w)))  # type: ignore[no-any-return]
 
 
 def _splits(splits: Any) -> list[Any]:
@@ -331,15 +397,24 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
         dtype: of all tables; None: that of this rank's tables, float32 if it has none.
         device: of all tables; None: that of this rank's tables. If it has none: the device of the
             open group, else the current GPU if the group supports GPUs (nccl), else the CPU.
-        group: as for `all_gather_matmul`.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         rows: size of the batch slice by rank; None: torch.chunk's rule.
-        schedule: a schedule or its name; "auto": see ficco.modules.functions.
+        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
         grain: chunks per batch slice, instead of the schedule's.
 
     Returns:
         [rows of its slice, dimension x all tables].
 
-    Raises: as `all_gather_matmul`.
+    Raises:
+        InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.
+        EngineError: the call failed on some rank (TimeoutExceeded: a wait lasted too long); call
+            `ficco.reset` on all ranks.
+
+    Example:
+        >>> table, bags = torch.randn(9, 4), [torch.tensor([1, 2, 5])]  # lookups of 2 bags
+        >>> options = {"tables_per_rank": [1], "dimension": 4, "batch": 2}
+        >>> ficco.embedding_all_to_all([table], bags, [torch.tensor([0, 2])], **options).shape
+        torch.Size([2, 4])
     """
     dimension, batch = _size("dimension", dimension), _size("batch", batch)
     if tables_per_rank is None:
@@ -348,71 +423,14 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
     tables, indices = bags.listed(tables, "tables"), bags.listed(indices, "indices")
     offsets = bags.listed(offsets, "offsets")
     like = bags.empty_like_tables(tables, dimension, dtype, device, group)
-    if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(_requires_grad, tables)):
+    if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(requires_grad, tables)):
         like = _with_gradient(like)
     tensors = (*tables, *indices, *offsets, like)
     args = (
         tables, indices, offsets, like, tables_per_rank, batch, _sizes("rows", rows), group,
         schedule, grain,
     )  # fmt: skip
-    return _call("embedding_all_to_all", args, survey(tensors))  # type: ignore[no-any-return]
-
-
-def _repeated(
-    name: str,
-    x: Any,
-    w: Any,
-    more: tuple[None, ...],
-    group: Any,
-    schedule: str | Schedule,
-    facts: tuple[Any, ...],
-    grain: int | None,
-) -> Tensor | None:
-    """Repeat a call that `operators.run` has cached, of one input and one weight, or return None.
-
-    Args:
-        name: of the operator.
-        x: the input.
-        w: the weight.
-        more: the optional tensors of the operator, all absent.
-        group: as the user gave it.
-        schedule: as the user gave it.
-        facts: the operator's further arguments, as `operators.run` orders them.
-        grain: as the user gave it.
-    """
-    if not isinstance(x, Tensor) or not x.is_cuda or not isinstance(w, Tensor):
-        return None  # only calls on GPUs are cached
-    if type(grain) not in (int, type(None)) or survey((x, w)) != DIRECT:
-        return None
-    call = find(key_of(name, group, x, (w, *more), schedule, *facts, grain))
-    return None if call is None else call.run((x, w))[0]
-
-
-def _call(name: str, args: tuple[Any, ...], way: int) -> Any:
-    """Make a call by the route that its tensors need."""
-    if way == DIRECT:
-        return operators.run(name, args)
-    function = registry.function(name)
-    flat, rest = function.flat(args)
-    if way == RECORDED:
-        return _recorded(function, rest, flat)
-    if function.casts:
-        flat = autocast(flat)
-    nested = function.nested(flat, rest)
-    recording = torch.is_grad_enabled() and any(map(_requires_grad, flat))
-    if is_custom(flat):
-        if not (function.sends or recording) and torch.compiler.is_dynamo_compiling():
-            return operators.run(name, nested)  # nothing is sent: let the compiler fuse it
-        return custom(name, nested)
-    if recording:
-        return _recorded(function, rest, flat)
-    with DisableAutocast():  # plans set their own dtypes
-        return perform(name, nested)
-
-
-def _recorded(function: registry.Function, rest: tuple[Any, ...], flat: Sequence[Any]) -> Any:
-    ys = autograd.Recorded.apply(function, rest, *flat)  # type: ignore[no-untyped-call]
-    return ys if function.several else ys[0]
+    return dispatch("embedding_all_to_all", args, survey(tensors))  # type: ignore[no-any-return]
 
 
 def _sizes(name: str, values: Any) -> Any:
@@ -461,39 +479,3 @@ def _with_gradient(like: Tensor) -> Tensor:
     if torch.compiler.is_dynamo_compiling():  # dynamo does not support new leaves
         return _LEAF.to(like).expand(1, like.shape[1])
     return like.new_zeros((1, like.shape[1])).requires_grad_()
-
-
-def _requires_grad(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.requires_grad
-
-
-def _pairs(x: Any, w: Any) -> tuple[list[Any], list[Any]]:
-    """Return inputs and weights as lists of equal length."""
-    if isinstance(x, Tensor) and isinstance(w, Tensor):
-        return [x], [w]
-    xs, ws = (list(arg) if isinstance(arg, (tuple, list)) else [arg] for arg in (x, w))
-    if len(xs) != len(ws) or not xs:
-        raise InputError(f"{len(xs)} inputs, {len(ws)} weights: give pairs of x and w")
-    return xs, ws
-
-
-def _several(w: Any) -> list[Any]:
-    """Return weights as a list; entries that are not tensors are refused later."""
-    if isinstance(w, (tuple, list)):
-        return list(w)
-    if isinstance(w, (Tensor, type)) or hasattr(w, "shape") or not hasattr(w, "__iter__"):
-        return [w]
-    return list(w)
-
-
-def _listed(w: Any, bias: Any) -> tuple[list[Any], list[Any], list[bool]]:
-    """Return the weights, the biases, and per weight whether it has a bias."""
-    weights = _several(w)
-    if bias is None:
-        return weights, [], [False] * len(weights)
-    biases = list(bias) if isinstance(bias, (tuple, list)) else [bias] * len(weights)
-    return (
-        weights,
-        [offset for offset in biases if offset is not None],
-        [offset is not None for offset in biases],
-    )

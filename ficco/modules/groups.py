@@ -199,6 +199,11 @@ def prepare(
     Raises:
         InputError: the group is already open, or an argument is invalid.
         EngineError: the ranks cannot share memory, or some rank did not arrive.
+
+    Example:
+        >>> ficco.prepare(timeout_s=60.0)  # on every rank; machine="cuda" for GPU tensors
+        >>> ficco.all_gather_matmul(torch.ones(4, 2), torch.ones(2, 3)).shape  # uses the options
+        torch.Size([4, 3])
     """
     timeout_s = positive_seconds(timeout_s, "timeout_s")
     if most_window_bytes is not None:
@@ -345,7 +350,21 @@ def _count_change() -> None:
 
 
 def fallback_reason(group: Any = None) -> str | None:
-    """Return why a group's GPUs run plain torch.distributed; None: they do not, or are closed."""
+    """Return why a group's GPUs run plain torch.distributed instead of ficco.
+
+    Args:
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+
+    Returns:
+        One sentence; None if ficco runs the group's calls, or the group is not open for GPUs.
+
+    Raises:
+        InputError: `group` is not a group, or torch.distributed is not initialized.
+
+    Example:
+        >>> if reason := ficco.fallback_reason():
+        ...     print(f"nothing overlaps: {reason}")
+    """
     return _fallbacks.get(process_group(group))
 
 
@@ -374,10 +393,22 @@ def _note_devices() -> None:
 def reset(group: Any = None) -> None:
     """Make a group usable again after a failed call; all its ranks make this call.
 
-    CUDA graphs captured before are invalid from now on; capture them again.
+    CUDA graphs captured before are invalid from now on; capture them again. A group that is not
+    open is left as it is.
+
+    Args:
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
 
     Raises:
-        EngineError: some rank did not arrive within the timeout.
+        EngineError: some rank did not arrive within the timeout, or has left.
+        InputError: `group` is not a group, or torch.distributed is not initialized.
+
+    Example:
+        >>> try:
+        ...     ficco.synchronize()
+        ... except ficco.EngineError as error:
+        ...     print(error)  # which rank, step and signal
+        ...     ficco.reset()  # on every rank
     """
     for open_runtime in opened(group):
         open_runtime.reset()
@@ -386,24 +417,60 @@ def reset(group: Any = None) -> None:
 def synchronize(group: Any = None) -> None:
     """Wait for this rank's calls on the current stream; raise if a call of the group has failed.
 
-    Operators on the CPU have finished when they return.
+    Operators on the CPU have finished when they return. Unlike torch.cuda.synchronize, it raises
+    the error of a call that failed on the GPU.
+
+    Args:
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
 
     Raises:
         EngineError: an earlier call failed; `reset` makes the group usable again.
+        InputError: `group` is not a group, or torch.distributed is not initialized.
+
+    Example:
+        >>> y = ficco.matmul_all_reduce(torch.ones(4, 2), torch.ones(2, 3))
+        >>> ficco.synchronize()
+        >>> y[0].tolist()  # 2 times the number of ranks
+        [2.0, 2.0, 2.0]
     """
     for open_runtime in opened(group):
         open_runtime.check()
 
 
 def window_bytes(group: Any = None) -> int:
-    """Return the bytes of all ranks' windows and mailboxes; 0 if the group is not open."""
+    """Return the bytes of all ranks' windows and mailboxes; 0 if the group is not open.
+
+    Args:
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+
+    Raises:
+        InputError: `group` is not a group, or torch.distributed is not initialized.
+
+    Example:
+        >>> y = ficco.matmul_all_reduce(torch.ones(4, 2), torch.ones(2, 3))  # opens the group
+        >>> ficco.window_bytes()  # one rank alone needs no window
+        0
+    """
     return sum(open_runtime.window_bytes for open_runtime in opened(group))
 
 
 def close(group: Any = None) -> None:
     """End a group's threads and free its windows. The next operator opens it again.
 
-    After torch.distributed is destroyed, this closes all runtimes of its groups.
+    Every rank closes for itself. Peers that wait for a rank which has closed get an EngineError, so
+    all ranks finish their calls first. After torch.distributed is destroyed, this closes all
+    runtimes of its groups.
+
+    Args:
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+
+    Raises:
+        InputError: `group` is not a group.
+
+    Example:
+        >>> ficco.close()
+        >>> ficco.window_bytes()
+        0
     """
     known = any(group is pg for kind in (_runtimes, _gpu_runtimes, _fallbacks) for pg in kind)
     if not known and not dist.is_initialized():

@@ -86,8 +86,10 @@ def overlap(
     """Overlap the communication of a model's tensor-parallel layers with their GEMMs, in place.
 
     `overlap` finds linear layers that PyTorch's `parallelize_module`, a Hugging Face model's own
-    plan or `plan` has made parallel, and the layers of Megatron-Core. The model computes the same
-    values, except for the order of sums. `ficco.explain(module)` describes the changes;
+    plan or `plan` has made parallel, and the layers of Megatron-Core. Column-parallel layers become
+    `all_gather_matmul` or `column_matmul`, row-parallel ones `matmul_reduce_scatter` or
+    `matmul_all_reduce`, forward and backward. The model computes the same values, except for the
+    order of sums. `ficco.explain(module)` describes the changes;
     `ficco.restore(module)` undoes them. Call it on every rank, after the model is parallelized and
     before torch.compile.
 
@@ -95,10 +97,12 @@ def overlap(
         module: the model, or a part of it.
         group: a ProcessGroup or a DeviceMesh of one dimension that the layers are split over; None:
             each layer's own group, else all ranks.
-        plan: "colwise" or "rowwise" (or "colwise_gather_output") by pattern of names, for layers
-            whose weights are already shards and whose input is whole on every rank.
-        schedule: a schedule, its name or "auto"; or a mapping of patterns of names to those. None
-            in the mapping leaves a layer unchanged; a layer that no pattern matches uses "auto".
+        plan: "colwise" or "rowwise" (or "colwise_gather_output") by pattern of whole dotted names,
+            such as {"layers.*.q_proj": "colwise"}, for layers whose weights are already shards and
+            whose input is whole on every rank.
+        schedule: a Schedule, its name, or "auto" for the fastest predicted one of each layer; or a
+            mapping of patterns of names to those. None in the mapping leaves a layer unchanged; a
+            layer that no pattern matches uses "auto".
         strict: refuse a model if some tensor-parallel linear layer cannot be overlapped.
         share: let layers of one parent that read the same tensor (q, k, v; gate, up) share one
             gather. False: for a model that writes the tensor between them in a way that PyTorch
@@ -114,8 +118,28 @@ def overlap(
 
     Raises:
         InputError: nothing in it is tensor-parallel, it is already overlapped, an argument does not
-            fit, or `strict` refuses it; ScheduleError: a layer's operator has no such schedule.
-            After an error the model is unchanged.
+            fit, or `strict` refuses it. After an error the model is unchanged.
+        ScheduleError: a layer's operator has no such schedule.
+
+    Example:
+        Every rank runs this, under torchrun (on GPUs with "cuda" and the backend nccl):
+
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from torch.distributed.tensor import Shard
+        >>> from torch.distributed.tensor.parallel import (
+        ...     ColwiseParallel, RowwiseParallel, parallelize_module)
+        >>> mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        >>> up, down = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+        >>> model = torch.nn.Sequential(up, torch.nn.GELU(), down)
+        >>> plan = {  # the activations between blocks are split along the sequence
+        ...     "0": ColwiseParallel(input_layouts=Shard(0)),
+        ...     "2": RowwiseParallel(output_layouts=Shard(0)),
+        ... }
+        >>> model = ficco.overlap(parallelize_module(model, mesh, plan))
+        >>> model(torch.randn(8, 64)).sum().backward()  # 8 rows of this rank
+        >>> print(ficco.explain(model))
+        ficco ... 2 of 2 tensor-parallel layers...
+        >>> model = ficco.restore(model)
     """
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
@@ -157,11 +181,22 @@ def overlap(
 def restore(module: Module) -> Module:
     """Undo `overlap` on a model, and on parts of it that were overlapped separately.
 
+    It sends nothing, but a model must be overlapped on all ranks or on none when it is called.
+
+    Args:
+        module: the module that was passed to `overlap`, or one that contains it.
+
     Returns:
         `module`, in its original state.
 
     Raises:
         InputError: nothing in it is overlapped, or it is a part of a model overlapped as a whole.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        >>> overlapped = ficco.overlap(model, plan={"0": "colwise"})
+        >>> ficco.restore(model) is overlapped is model
+        True
     """
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")

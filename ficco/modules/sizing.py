@@ -59,6 +59,15 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
         InputError: `rows` is not a size, or too large for the memory; the model is not overlapped,
             is on the meta device, or its weights are currently not the ones that its layers
             multiply (sharded by FSDP).
+        EngineError: a call failed on some rank; `ficco.reset` makes the group usable again.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8)).eval()
+        >>> model = ficco.overlap(model, plan={"0": "rowwise"})
+        >>> ficco.size_windows(model, rows=4 * 128)  # 4 sequences of at most 128 tokens
+        >>> with torch.no_grad():
+        ...     model(torch.randn(512, 8)).shape  # no window grows from here on
+        torch.Size([512, 8])
     """
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")

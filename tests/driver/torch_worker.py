@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch_on_double import Rank, Shortly, dress
 
 import ficco
-from ficco.modules import auto, call_cache, groups, operators
-from ficco.modules import functions as public
+from ficco.modules import auto, call_cache, dispatching, groups, operators
 from ficco.modules.calling import Call
 from ficco.runtime import process_gpu
 from ficco.schedule import Schedule
@@ -77,7 +76,7 @@ class _Hits:
             return call
 
         operators.find = counted  # type: ignore[attr-defined]
-        public.find = counted  # type: ignore[attr-defined]
+        dispatching.find = counted  # type: ignore[attr-defined]
 
     def last(self) -> bool:
         return self.found[-1]

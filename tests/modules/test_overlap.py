@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forking import run_forked
 from ranks_of_torch import run
-
-EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 
 
 def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
@@ -59,21 +55,6 @@ def test_a_first_call_measures_the_machine(tmp_path: Path, torch: Any) -> None:
 
 def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
     run("overlap_meta_worker.py", 1, tmp_path)
-
-
-def test_the_example_trains(tmp_path: Path, torch: Any) -> None:
-    import torch.distributed.run
-
-    code, said = run_forked(
-        Path(torch.distributed.run.__file__), "--standalone", "--nproc-per-node", 2, EXAMPLE,
-        folder=tmp_path, environment={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )  # fmt: skip
-    assert code == 0, said
-    assert "ficco runs 3 of 3 tensor-parallel layers: 3 serial" in said, said
-    assert "3 could overlap, but nothing is known" in said and "FICCO_MEASURE=0" in said, said
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
-    assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
 
 
 @pytest.mark.parametrize(

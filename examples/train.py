@@ -1,6 +1,6 @@
 """Train a small tensor-parallel model, overlapped by ficco: on a laptop, or on GPUs.
 
-torchrun --standalone --nproc-per-node 2 tests/examples/train.py
+torchrun --standalone --nproc-per-node 2 examples/train.py
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Mlp(nn.Module):
 
 
 def main() -> None:
-    """Learn one batch by heart."""
+    """Fit the model to one batch."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind = "cuda" if torch.cuda.device_count() >= world else "cpu"
     if kind == "cuda":

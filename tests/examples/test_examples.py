@@ -1,0 +1,76 @@
+"""Each example runs in two processes: one by torchrun, the others by what torchrun sets."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forking import Forked, run_forked
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+    "FICCO_MEASURE": "0", "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+
+
+def output_of(example: str, folder: Path, *arguments: str) -> str:
+    """Run an example in two processes that have PyTorch imported; return what rank 0 prints."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    files = [(folder / f"rank{rank}.txt").open("w") for rank in range(2)]
+    ranks = [
+        Forked(
+            [EXAMPLES / example, *arguments], file, subprocess.STDOUT,
+            os.environ | ENVIRONMENT | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder,
+        )
+        for rank, file in enumerate(files)
+    ]  # fmt: skip
+    try:
+        codes = [rank.wait(120) for rank in ranks]
+    finally:
+        for rank, file in zip(ranks, files, strict=True):
+            rank.kill()
+            file.close()
+    texts = [Path(file.name).read_text() for file in files]
+    assert codes == [0, 0], "\n".join(texts)
+    return texts[0]
+
+
+def test_the_training_example(tmp_path: Path, torch: Any) -> None:
+    import torch.distributed.run
+
+    code, said = run_forked(
+        Path(torch.distributed.run.__file__), "--standalone", "--nproc-per-node", 2,
+        EXAMPLES / "train.py", folder=tmp_path, environment=ENVIRONMENT, timeout=120,
+    )  # fmt: skip
+    assert code == 0, said
+    assert "ficco runs 3 of 3 tensor-parallel layers: 3 serial" in said, said
+    assert "3 could overlap, but nothing is known" in said and "FICCO_MEASURE=0" in said, said
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
+    assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
+
+
+def test_the_serving_example_without_gpus(tmp_path: Path, torch: Any) -> None:
+    said = output_of("serve.py", tmp_path)
+    assert "no CUDA graph: 2 GPUs are needed, 0 found" in said, said
+    assert re.search(r"eager, on cpu: [\d.]+ ms a token, tokens \[\d+, ", said), said
+    assert "{q, k, v}" in said and "ficco runs 6 of 6 tensor-parallel layers" in said, said
+
+
+def test_the_llama_example(tmp_path: Path, torch: Any, request: pytest.FixtureRequest) -> None:
+    """Skipped where transformers is missing; `--require transformers` fails instead."""
+    if "transformers" not in request.config.getoption("--require"):
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+    said = output_of("overlap_llama.py", tmp_path, "hetero_fused_1d")
+    assert "ficco overlaps 15 of 15 tensor-parallel layers" in said, said
+    (losses,) = re.findall(r"loss without ficco ([\d.]+), with ficco ([\d.]+)", said)
+    assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-5), losses
