@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,16 +114,21 @@ NAMING = {
     "modules/layers/choosing.py", "modules/layers/layer.py", "modules/layers/sample_call.py",
     "passes/one_kernel_all_reduce.py", "passes/one_kernel_gather.py",
     "packing/grid.py", "profiling/call_overhead.py", "profiling/gpu/host_costs.py",
-    "profiling/host/rig.py", "cli/arguments.py", "registry.py", "selector/book.py",
-    "sweeping/grid.py",
+    "profiling/host/rig.py", "cli/arguments.py",
 }  # fmt: skip
 
 
+def _texts(path: Path) -> set[object]:
+    """Return the constants in a file; a docstring is one, so names in its examples do not count."""
+    tree = ast.parse(path.read_text())
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
 def test_no_other_file_names_an_operator() -> None:
-    named = re.compile('"(' + "|".join([*OPERATORS, "column_matmul", "exchange_rows"]) + ')"')
+    named = {*OPERATORS, "column_matmul", "exchange_rows"}
     files = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if named.search(path.read_text()) and path.parent.name != "operators"
+        if path.parent.name != "operators" and named & _texts(path)
     }
     assert files == NAMING
