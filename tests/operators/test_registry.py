@@ -108,7 +108,7 @@ def test_a_name_is_taken_once() -> None:
 # Files that may name operators: the public functions with their signatures, kernels that are one
 # operator's own, what measures one operator, and layers, each of which calls its function.
 NAMING = {
-    "__init__.py", "node_operators.py", "planning.py", "modules/functions.py",
+    "__init__.py", "node_operators.py", "modules/functions.py",
     "modules/operators.py",
     "modules/autograd.py", "modules/explaining.py", "modules/layer_timing.py", "modules/sizing.py",
     "modules/layers/choosing.py", "modules/layers/layer.py", "modules/layers/sample_call.py",
