@@ -182,8 +182,8 @@ class Rendezvous:
                 elif message["say"] == "withdraw" and turns.get(rank) == message["turn"]:
                     del asks[rank], turns[rank]
             self._compare(agenda, {r: ask for r, ask in asks.items() if ask["facts"].get("call")})
-            if time.monotonic() > begin + timeout_s:
-                missing = set(self._peers) - set(asks)
+            missing = set(self._peers) - set(asks)
+            if missing and time.monotonic() > begin + timeout_s:
                 late = {rank: agenda.condition(rank) for rank in missing}
                 raise _Ended.late(self.rank, agenda.what, late, time.monotonic() - begin)
         self._compare(agenda, asks)

@@ -307,6 +307,24 @@ class TestRendezvous:
             assert "4096 bytes" in str(error)
         assert set(together(lambda each: rendezvous[each].meet(agenda(each), 5)).values()) == {20}
 
+    def test_the_last_rank_may_arrive_as_the_time_ends(
+        self, rendezvous: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The leader reads the last message after its deadline, with nobody left to wait for."""
+        leader = rendezvous[0]
+        listen, arrived = leader._listen, set[int]()
+
+        def late(*args: Any, arriving: bool = False) -> list[Any]:
+            messages = list(listen(*args, arriving=arriving))
+            arrived.update(rank for rank, message in messages if message["say"] == "ask")
+            if arriving and len(arrived) == WORLD - 1:
+                time.sleep(0.6)
+            return messages
+
+        monkeypatch.setattr(leader, "_listen", late)
+        found = together(lambda rank: rendezvous[rank].meet(agenda(rank), 0.5 if not rank else 20))
+        assert set(found.values()) == {10 * (WORLD - 1)}, found
+
     @pytest.mark.parametrize("gone", range(WORLD))
     def test_who_has_left_is_named_now_and_later(self, rendezvous: list[Any], gone: int) -> None:
         rendezvous[gone].close()
