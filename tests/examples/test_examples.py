@@ -74,3 +74,35 @@ def test_the_llama_example(tmp_path: Path, torch: Any, request: pytest.FixtureRe
     assert "ficco overlaps 15 of 15 tensor-parallel layers" in said, said
     (losses,) = re.findall(r"loss without ficco ([\d.]+), with ficco ([\d.]+)", said)
     assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-5), losses
+
+
+def alone(example: str, folder: Path, *arguments: Any) -> str:
+    """Run an example in one process; return what it prints."""
+    code, said = run_forked(
+        EXAMPLES / example, *arguments, folder=folder, environment=ENVIRONMENT, timeout=120
+    )
+    assert code == 0, said
+    return said
+
+
+def test_the_example_of_arrays(tmp_path: Path) -> None:
+    said = alone("node_numpy.py", tmp_path)
+    assert re.search(r"serial +[\d.]+ ms\n(.*\n)*hetero_fused_1d +[\d.]+ ms", said), said
+    assert len(re.findall(r"rank 0 push\.\w+: 81920 bytes", said)) == 3, said
+
+
+def test_the_example_of_schedules(tmp_path: Path) -> None:
+    said = alone("write_a_schedule.py", tmp_path)
+    assert said.count(": right: all_gather_matmul, 4 ranks") == 4, said
+    timed = re.findall(r"^(\w+) +[\d.]+ ms$", said, re.M)
+    assert timed == ["serial", "plain", "short_last", "short_last_8"], said
+
+
+def test_the_example_of_a_sweep_continues(tmp_path: Path) -> None:
+    arguments = ("out", "--m", 64, "--n", 32, "--k", 64, "--rounds", 1, "--grains", 2)
+    for _ in range(2):
+        said = alone("sweep_my_node.py", tmp_path, *arguments)
+        assert "12 of 12 points measured" in said, said
+        assert re.search(r"^matmul_reduce_scatter 64 x 32 x 64, \w+: \w+ \d", said, re.M), said
+    assert "continues: 2 of 2 shapes are complete" in said, said
+    assert (tmp_path / "out" / "sweep" / "book.toml").exists()

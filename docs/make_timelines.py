@@ -1,0 +1,136 @@
+"""Draw a timeline of each named schedule for docs/guides/choose_a_schedule.md.
+
+To write docs/_static/timelines/*.svg: `pip install '.[report]' && python docs/make_timelines.py`.
+The simulator predicts the timelines from the profile of four H200s. A digest of what is drawn is in
+each file, so that tests/docs/test_timelines.py finds a file that is out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ficco.machine import Machine
+from ficco.problem import Problem
+from ficco.schedule import Schedule
+from ficco.simulator import predict
+from ficco.timeline import Span, Timeline
+
+FOLDER = Path(__file__).parent / "_static" / "timelines"
+MACHINE = "h200x4"
+RANK = 0  # the ranks are alike
+GREY = "#7a7a7a"  # of texts and lines: it can be read on white and on black
+
+
+class Picture(NamedTuple):
+    """A schedule on a shape; pictures of one `scale` have the same time axis."""
+
+    schedule: str
+    op: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def scale(self) -> tuple[str, int]:
+        """What pictures with the same time axis share."""
+        return self.op, self.m
+
+    @property
+    def path(self) -> Path:
+        """The picture's file."""
+        short = "" if self.op.startswith("all_gather") else f"_{self.op.removeprefix('matmul_')}"
+        return FOLDER / f"{self.schedule}{short}.svg"
+
+
+_GATHERED = ("serial", "shard_p2p", "uniform_fused_1d", "uniform_fused_2d", "hetero_fused_1d",
+             "hetero_unfused_1d", "gated_1d")  # fmt: skip
+_SCATTERED = ("serial", "hetero_unfused_1d", "gated_1d", "gated_sums_1d", "ring_1d")
+_FEW_ROWS = ("one_shot_sm", "two_shot_sm")
+PICTURES = (
+    *(Picture(name, "all_gather_matmul", 8192, 10240, 8192) for name in _GATHERED),
+    *(Picture(name, "matmul_reduce_scatter", 8192, 8192, 8192) for name in _SCATTERED),
+    Picture("gather_sm", "all_gather_matmul", 64, 28672, 8192),
+    *(Picture(name, "matmul_all_reduce", 16, 8192, 8192) for name in _FEW_ROWS),
+)
+
+_LANES = {"gemm": "multiply", "copy": "store", "reduce": "add up", "wait": "wait"}
+
+
+def timeline_of(picture: Picture) -> Timeline:
+    """Predict a picture's timeline, in a CUDA graph."""
+    machine = Machine.named(MACHINE)
+    sizes = {"m": picture.m, "n": picture.n, "k": picture.k}
+    problem = Problem.chunked(picture.op, world=machine.ranks, dtype="bfloat16", **sizes)
+    schedule = Schedule.named(picture.schedule).resolve(problem.world, machine)
+    timeline = predict(problem, schedule, machine)
+    return _by_kind(timeline) if schedule.transport == "sm" else timeline
+
+
+def _by_kind(timeline: Timeline) -> Timeline:
+    """Give each kind of step a lane, and join its spans over the gaps between them.
+
+    Kernels of few rows have one lane, and hundreds of steps that are too short to see.
+    """
+    rows: dict[tuple[int, str], list[Span]] = {}
+    for span in timeline.spans:
+        if lane := _LANES.get(span.kind):
+            row = rows.setdefault((span.rank, lane), [])
+            joins = bool(row) and span.start_us - row[-1].end_us < timeline.duration_us / 50
+            first = row.pop() if joins else span
+            row.append(replace(first, lane=lane, end_us=span.end_us))
+    return replace(timeline, spans=tuple(span for row in rows.values() for span in row))
+
+
+def description(picture: Picture, timeline: Timeline) -> str:
+    """Return what a picture shows, and a digest of it in whole microseconds."""
+    drawn = [
+        f"{span.lane} {span.kind} {span.start_us:.0f} {span.end_us:.0f}"
+        for span in timeline.spans
+        if span.rank == RANK
+    ]
+    digest = hashlib.sha256("\n".join(drawn).encode()).hexdigest()[:16]
+    sizes = f"m={picture.m} n={picture.n} k={picture.k} bfloat16"
+    return f"{picture.schedule}, {picture.op} {sizes}, predicted on {MACHINE}; spans {digest}"
+
+
+def draw(picture: Picture, timeline: Timeline, longest_us: float) -> None:
+    """Write a picture: no background, and texts and lines in grey."""
+    import matplotlib as mpl
+    from matplotlib.lines import Line2D
+    from matplotlib.spines import Spine
+    from matplotlib.text import Text
+
+    from ficco.report.sweep.gantt import gantt
+
+    style = {"svg.hashsalt": "ficco", "svg.fonttype": "none", "hatch.color": "white"}
+    with mpl.rc_context(style):
+        figure = gantt(timeline, RANK, longest_us)
+        for part in figure.findobj(lambda found: isinstance(found, (Text, Line2D))):
+            part.set_color(GREY)
+        for spine in figure.findobj(Spine):
+            spine.set_edgecolor(GREY)
+        figure.axes[0].tick_params(color=GREY, labelcolor=GREY)
+        figure.axes[0].grid(color=GREY, alpha=0.3)
+        about = {"Date": None, "Creator": None, "Description": description(picture, timeline)}
+        figure.savefig(picture.path, transparent=True, metadata=about)
+    lines = [line.rstrip() for line in picture.path.read_text().splitlines()]
+    picture.path.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Write all pictures; those of one operator and number of rows share a time axis."""
+    FOLDER.mkdir(exist_ok=True)
+    timelines = {picture: timeline_of(picture) for picture in PICTURES}
+    longest: dict[tuple[str, int], float] = {}
+    for picture, timeline in timelines.items():
+        end = max(span.end_us for span in timeline.spans)
+        longest[picture.scale] = max(longest.get(picture.scale, 0.0), end)
+    for picture, timeline in timelines.items():
+        draw(picture, timeline, longest[picture.scale])
+
+
+if __name__ == "__main__":
+    main()
