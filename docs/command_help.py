@@ -5,16 +5,12 @@ The text comes from the argument parser, so that it is never stale.
 
 from __future__ import annotations
 
-import argparse
-import os
 from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from ficco.cli.main import parser
-
-_COLUMNS = 88
+from command_texts import help_of
 
 
 class CommandHelp(Directive):
@@ -32,26 +28,6 @@ class CommandHelp(Directive):
         block = nodes.literal_block(text, text)
         block["language"] = "text"
         return [block]
-
-
-def help_of(command: str | None) -> str:
-    """Return the help text of a command, or of `ficco` itself for None.
-
-    Raises:
-        KeyError: there is no such command.
-    """
-    os.environ["COLUMNS"] = str(_COLUMNS)  # argparse wraps its text at this width
-    whole = parser()
-    if command is None:
-        return whole.format_help()
-    return commands_of(whole)[command].format_help()
-
-
-def commands_of(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of all commands by name."""
-    actions = [action for action in whole._actions if hasattr(action, "choices")]
-    found = [action.choices for action in actions if isinstance(action.choices, dict)]
-    return dict(found[0])
 
 
 def setup(app: Any) -> dict[str, Any]:

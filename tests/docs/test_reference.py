@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
 from blocks import ROOT
-from command_help import commands_of
+from command_texts import commands_of
 from running import environment
 
 REFERENCE, CONCEPTS = ROOT / "docs" / "reference", ROOT / "docs" / "concepts"

@@ -360,15 +360,6 @@ class TestAsAProgram:
         )
         assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
-    def test_the_readme_example_runs(self, tmp_path: Path) -> None:
-        readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-        example = readme.split("## Ten lines")[1].split("```python\n")[1].split("```")[0]
-        assert 5 <= len(example.strip().splitlines()) <= 12
-        subprocess.run(
-            [sys.executable, "-P", "-c", example], check=True, timeout=120, cwd=tmp_path,
-            env={**os.environ, "PYTHONWARNINGS": "error"},
-        )  # fmt: skip
-
 
 class TestProcesses:
     """A process per rank."""

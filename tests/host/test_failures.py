@@ -177,7 +177,7 @@ def test_an_interrupt_before_all_ranks_have_begun_stops_those_that_have(
 def test_a_timeout_shorter_than_the_links_need() -> None:
     slow = Machine("slow", 1, 2, "host", (Link("node", "pair", ((1, 0.0001),)),))
     xs, ws = inputs(2, 64, 4, 256)  # 32 KiB a shard: a third of a second each
-    with ficco.Node(2, machine=slow, timeout_s=0.05) as node:
+    with ficco.Node(2, machine=slow, timeout_s=0.15) as node:
         with pytest.raises(ficco.TimeoutExceeded, match=r"rank [01], step 'wait.step0'.*data"):
             node.all_gather_matmul(xs, ws, grain=1)
         node.reset()
