@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from command_texts import help_of
 from docutils import nodes
 from docutils.parsers.rst import Directive
-
-from command_texts import help_of
 
 
 class CommandHelp(Directive):
