@@ -8,7 +8,7 @@ that of the full rounds, else that of the screening, but never less than the fas
 candidate is slower than serial in synchronized calls, the book takes the best point within EITHER
 that is not. The latest measurement of a shape counts. For equal dates, captured calls are taken
 from sweeps and calls back to back from compare.py; remaining ties go by the results' names, as in
-README.
+docs/performance.
 
     python bench/book.py --machine h200x4 --driver 13.0
 """

@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
         "--label", default="", metavar="WORD", help="write compare_MACHINE_WORD.json instead"
     )
     parser.add_argument("--grains", default="1,2,4,world", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=20, help="full rounds, 20 or more for README")
+    parser.add_argument("--rounds", type=int, default=20, help="full rounds, 20 or more to publish")
     parser.add_argument(
         "--keep", type=int, default=2, metavar="K", help="points per case and regime"
     )

@@ -9,7 +9,7 @@ from ficco.profiling.figures import model, slug
 
 __all__ = ["MACHINES", "SHARED", "machine_name", "where"]
 
-# Machines whose results README shows, the most GPUs first.
+# Machines whose results the pages show, the most GPUs first.
 MACHINES = ("h200x8", "h100x8", "h200x4", "h100x4", "h200x2", "h100x2")
 SHARED = ("h200x2_by_8", "h100x2_by_8")  # ranks that share GPUs
 

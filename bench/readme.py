@@ -1,6 +1,6 @@
-"""Write README's tables and bench/RESULTS.md from bench/results.
+"""Write README's figures, docs/performance and bench/results/README.md from bench/results.
 
-`--check` writes nothing; its exit code says whether both are up to date.
+`--check` writes nothing. It prints the stale files; its exit code says whether there are any.
 """
 
 from __future__ import annotations
@@ -8,14 +8,27 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tables.pages import headline, readme_part, results_page
+from pages.calls_on_the_host import calls_on_the_host
+from pages.few_rows import few_rows
+from pages.for_readme import headline, results
+from pages.for_results import results_readme
+from pages.models import models
+from pages.on_a_cpu import on_a_cpu
+from pages.operators import operators
+from pages.predictions import predictions
+from pages.summary import summary
+from pages.sweeps import sweeps
+from tables import chart
 from tables.sources import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-README, RESULTS = ROOT / "README.md", ROOT / "bench" / "RESULTS.md"
-FIGURES = ROOT / "bench" / "results"
-MARKS = "<!-- results:begin -->", "<!-- results:end -->"  # enclose README's tables
-LINE_MARKS = "<!-- measured:begin -->", "<!-- measured:end -->"  # enclose README's first figures
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance"
+RESULTS = ROOT / "bench" / "results"
+PAGES = (
+    summary, operators, models, calls_on_the_host, few_rows, sweeps, on_a_cpu, predictions,
+)  # fmt: skip
+MARKS = "<!-- results:begin -->", "<!-- results:end -->"  # enclose README's table and figure
+LINE_MARKS = "<!-- measured:begin -->", "<!-- measured:end -->"  # enclose README's headline
 
 
 def between(text: str, marks: tuple[str, str], body: str) -> str:
@@ -25,18 +38,39 @@ def between(text: str, marks: tuple[str, str], body: str) -> str:
 
 
 def rendered() -> dict[Path, str]:
-    """Return the new contents of both files."""
-    page = Page(FIGURES, "bench/results")
+    """Return the new contents of all text files."""
+    page = Page(RESULTS, "bench/results")
     text = README.read_text()
-    text = between(text, MARKS, "\n" + "\n".join(readme_part(page)) + "\n")
-    text = between(text, LINE_MARKS, "\n" + headline(page) + "\n")
-    return {README: text, RESULTS: "\n".join(results_page(Page(FIGURES, "results"))) + "\n"}
+    text = between(text, MARKS, "\n" + "\n".join(results(page)) + "\n")
+    found = {README: between(text, LINE_MARKS, "\n" + headline(page) + "\n")}
+    here = Page(RESULTS, "../../bench/results")
+    found |= {PERFORMANCE / f"{write.__name__}.md": write(here) for write in PAGES}
+    return found | {RESULTS / "README.md": results_readme(Page(RESULTS, "."))}
+
+
+def stale() -> list[Path]:
+    """Return the files that differ from what would be written, or that were drawn earlier."""
+    found = [
+        path
+        for path, text in rendered().items()
+        if not path.exists() or path.read_text() != text
+    ]  # fmt: skip
+    for path, document in Page(RESULTS, ".").every("regret"):
+        if not chart.fresh(document, chart.file_of(path)):
+            found.append(chart.file_of(path))
+    return found
 
 
 def main() -> int:
     if "--check" in sys.argv[1:]:
-        found = {path: path.read_text() if path.exists() else "" for path in (README, RESULTS)}
-        return int(rendered() != found)
+        paths = stale()
+        for path in paths:
+            print(f"{path.relative_to(ROOT)} is stale: run `python bench/readme.py`")
+        return int(bool(paths))
+    for path, document in Page(RESULTS, ".").every("regret"):
+        if not chart.fresh(document, chart.file_of(path)):
+            chart.draw(document, chart.file_of(path))
+    PERFORMANCE.mkdir(parents=True, exist_ok=True)
     for path, text in rendered().items():
         path.write_text(text)
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from ficco.timeline import REGIMES
 
-__all__ = ["ALLOWED_MS", "BAR", "judged", "lines", "regret_lines", "regret_table", "summed_up"]
+__all__ = ["ALLOWED_MS", "BAR", "SHARE", "judged", "lines", "summed_up"]
 
 SHARE = 0.03
 ALLOWED_MS = {"captured": 0.002, "eager": 0.005, "synchronized": 0.005}
@@ -86,37 +86,3 @@ def lines(document: Mapping[str, Any]) -> list[str]:
     if document["left_out"]:
         found.append(f"left out: {len(document['left_out'])}")
     return found
-
-
-def regret_table(document: Mapping[str, Any]) -> list[str]:
-    """Return a table of shapes within the bar and of gains, by operator and regime."""
-    found = ["| operator | " + " | ".join(REGIMES) + " |", "|---" * (len(REGIMES) + 1) + "|"]
-    for op, regimes in document["summary"].items():
-        cells = []
-        for regime in REGIMES:
-            each = regimes.get(regime)
-            gains = each and each["times_faster"]
-            cells.append(
-                f"{each['within']} of {each['shapes']}; {gains['least']:.2f}x, "
-                f"**{gains['median']:.2f}x**, {gains['most']:.2f}x"
-                if each
-                else "-"
-            )
-        found.append(f"| `{op}` | " + " | ".join(cells) + " |")
-    return found
-
-
-def regret_lines(document: Mapping[str, Any], where: str) -> list[str]:
-    """Return a description of the comparison on a machine, and the table."""
-    how = document["how"]
-    return [
-        f"`auto` on {where} against the best of `serial` by hand (NCCL and `torch.mm` into memory "
-        "that is there), PyTorch's fused operators, and `torch.mm` with the one-shot or two-shot "
-        f"all-reduce of `symm_mem`, on up to {how['count']} random shapes of each operator that "
-        "no book holds. A cell says how many shapes are within the bar, and the least, the median "
-        "and the largest of how many times faster `auto` is.",
-        "",
-        f"The bar: {how['bar']}. Shapes: {how['shapes']}.",
-        "",
-        *regret_table(document),
-    ]

@@ -1,1 +1,1 @@
-"""The tables of README.md and bench/RESULTS.md, from bench/results. It does not import torch."""
+"""Tables for the pages of docs/performance, from bench/results. Nothing here imports torch."""

@@ -36,7 +36,7 @@ def test_a_tiny_model_is_measured(tmp_path: Path, torch: Any) -> None:
         assert "14 of 14" in cell["explained"]
     wanted = {"output", "loss", "input gradient", "first weight gradient", "last weight gradient"}
     assert set(result["cells"][0]["variants"]["ficco"]["errors"]) == wanted
-    assert "| training tiny, 32 tokens |" in said
+    assert "| training, tiny, 32 tokens |" in said
 
 
 def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
@@ -67,8 +67,9 @@ def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from modelling.tables import *\n"
         "for folder in map(Path, sys.argv[1:]):\n"
-        "    lines = [line for _, _, table in model_sections(folder) for line in table]\n"
-        "    print(headline(folder), *lines, 'end', sep='\\n')"
+        "    for paths, document in results_of(folder):\n"
+        "        print(*model_table(document), losses(document, 'best over best'), sep='\\n')\n"
+        "    print('end')"
     )
     command = [sys.executable, "-P", "-c", code, str(tmp_path), str(tmp_path / "none")]
     paths = [str(BENCH), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -78,8 +79,9 @@ def test_tables_tell_what_won_and_what_failed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     full, silent = done.stdout.split("end\n")[:2]
-    assert "training 1.25x (0.94x PyTorch's async TP)" in full
-    figures = "| 4.000 | - | - | **3.000** | 3.200 | - | - | 1.25x | 0.94x | 3.0, 3.0 |"
-    assert f"| training 70B, 8192 tokens {figures}" in full
-    assert "Without figures: graph (training 70B 8192)." in full
+    step = "| training, 70B, 8192 tokens |"
+    assert f"{step} 4.000 | - | - | **3.000** | 3.200 | - | - |" in full
+    assert f"{step} 1.25x | - | - | 0.94x | 3.0 | 3.0 |" in full
+    assert "Variants without figures: PyTorch, graph (training, 70B, 8192 tokens)." in full
+    assert "(1, 1)" in full
     assert not silent.strip()

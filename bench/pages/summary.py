@@ -1,0 +1,149 @@
+"""docs/performance/summary.md: what a user gets, where ficco is slower, and the method."""
+
+from __future__ import annotations
+
+from modelling.tables import losses
+from naming import where
+from tables import auto, chart, few
+from tables.comparison import compared, lost_to_fused, shown
+from tables.comparison import summary as compared_summary
+from tables.sources import Document, Page, machines, whole_page
+
+from pages import for_readme
+from pages.words import BASELINES, GAIN, NO_MULTICAST, REGIMES, machines_with_comparison
+
+FIRST = (
+    "This page sums up how fast ficco is, and where it is slower than other ways. It is for "
+    "readers who decide whether to use ficco. All figures are measured on NVIDIA H100 and H200 "
+    "GPUs of one host, as the last section describes; the other pages have every table."
+)
+CAUSES = (
+    "The causes are known:", "",
+    "- *All-reduces with a result of 2 to 50 MB.* The two-shot all-reduce of PyTorch's symmetric "
+    "memory is faster there than NCCL and than all schedules of ficco. ficco does not call that "
+    "operator, because it would wait without end for a signal that never comes.",
+    "- *Eager and synchronized calls of little work.* There the host decides. A call of ficco "
+    "costs the host more than the calls by hand: `serial` costs more than NCCL and `torch.mm`, and "
+    "the kernels for few rows cost more than PyTorch's two-shot all-reduce. Repeated `serial` "
+    "calls cost the host less since this measurement, which was not repeated.",
+    "- *Gated GEMMs with a large k and few columns.* They have fewer tiles than the GPU has "
+    "multiprocessors, and cuBLAS splits k there (split-k).",
+    "",
+    "To avoid the second cause, capture the calls in a CUDA graph. For the other causes, compare "
+    "with `ficco.explain(model, measure=True)`, and name a schedule or leave the layer to PyTorch.",
+)  # fmt: skip
+METHOD = (
+    "- Each rank is a process with one GPU. A run of a call takes the time of its slowest rank.",
+    "- All ways of one shape run in turns (interleaved rounds). A figure is the median of the "
+    "rounds. The result files have the interquartile ranges, too.",
+    "- The inputs rotate through more memory than the L2 cache holds.",
+    "- The result of each way is compared with plain PyTorch before it is timed, and that of ficco "
+    "again afterwards. A way with a wrong result has no figure.",
+    "- Figures of one table are from one machine. Do not compare figures of different tables to "
+    "within a few per cent: the clocks of GPUs and the speed of hosts differ.",
+    f"- {NO_MULTICAST}",
+)
+
+
+def summary(page: Page) -> str:
+    """Return the text of the page."""
+    [(path, document), *_] = page.every("regret")
+    [models] = for_readme.models_of(page)
+    body = [
+        "## What `auto` gives", "",
+        f"The operators ran on {where(document)}, on {len(document['cases'])} random shapes that "
+        f"are in no book. The models ran on {where(models)}. Cells have geometric means, and the "
+        f"worst and the best shape in brackets. {GAIN}", "",
+        *for_readme.compact_table(document, models), "",
+        "*Best by hand* is the fastest of NCCL and `torch.mm`, PyTorch's fused operators, and "
+        "`torch.mm` with the one-shot or two-shot all-reduce of PyTorch's symmetric memory. *Best "
+        "over best* compares the fastest variants of both sides: eager, CUDA graph, or "
+        "`torch.compile`.", "",
+        page.picture(
+            f"Speed-up of auto over NCCL and torch.mm of every shape, {where(document)}",
+            chart.file_of(path).name,
+        ), "",
+        f"`auto` leaves {auto.left_to_serial(document, 'captured')} of the "
+        f"{len(document['cases'])} shapes to `serial` in CUDA graphs, and "
+        f"{auto.left_to_serial(document, 'eager')} in eager calls. For these it gains "
+        "nothing. [Operators](operators.md) and "
+        "[whole models](models.md) have the full tables.", "",
+        *_slower(document, models), *_best(page), *_few(page), *_method(page),
+    ]  # fmt: skip
+    following = {
+        "operators.md": "Operators: every shape.",
+        "models.md": "Whole models: training, prefill, serving and decoding.",
+        "where_it_ran.md": "Where it ran: hardware, and what was not tested.",
+    }
+    return whole_page("Performance summary", FIRST, body, following)
+
+
+def _slower(document: Document, models: Document) -> list[str]:
+    """Return the section on losses."""
+    lost, compared = losses(models, "compiled over compiled")
+    return [
+        "## Where ficco is slower", "",
+        f"Of the {len(document['cases'])} random shapes, `auto` is slower than the best call by "
+        "hand on these, by regime:", "",
+        *_loss_table(document), "",
+        auto.BAR, "",
+        *CAUSES, "",
+        f"In whole models, with `torch.compile` on both sides, ficco is slower in {lost} of "
+        f"{compared} steps on {where(models)}. Use CUDA graphs there.", "",
+    ]  # fmt: skip
+
+
+def _loss_table(document: Document) -> list[str]:
+    rows = []
+    for regime in auto.REGIMES:
+        found = auto.gains(document["cases"], regime, auto.BEST)
+        outside = sum(not case["verdicts"][regime]["within"] for case in document["cases"])
+        rows.append([
+            regime, str(sum(gain < 1 for gain in found)), str(outside), f"{min(found):.2f}x"
+        ])  # fmt: skip
+    head = ["regime", "slower at all", "slower by more than the limit", "worst speed-up"]
+    return auto.table(head, rows)
+
+
+def _best(page: Page) -> list[str]:
+    """Return the geometric means of the fastest schedules."""
+    lines: list[str] = []
+    for machine, words in machines_with_comparison(page):
+        documents = compared(page, machine)
+        lost, count = lost_to_fused(documents)
+        lines += [
+            f"### {words}", "", *compared_summary(documents), "",
+            f"PyTorch's fused operator is faster on {lost} of {count} captured shapes. From "
+            f"{page.links(shown(documents))}.", "",
+        ]  # fmt: skip
+    return [
+        "## The fastest schedule of each shape", "",
+        "These tables show what ficco reaches with the fastest schedule of each shape, found by "
+        "measuring all of them. `auto` comes close to that where a book has the shape "
+        f"([sweeps](sweeps.md)). {BASELINES} Geometric means over shapes of Llama and similar "
+        "models:", "", *lines,
+    ]  # fmt: skip
+
+
+def _few(page: Page) -> list[str]:
+    """Return the speed-ups of few rows."""
+    lines = ["## Few rows", ""]
+    for name in ("few_rows", "few_rows_gather"):
+        for _, document in page.every(name):
+            op = document.get("op", "matmul_all_reduce")
+            lines += [
+                f"`{op}` on {where(document)}, captured, over the fastest of the other ways:", "",
+                *few.gains(document), "",
+            ]  # fmt: skip
+    return [*lines, "[Few rows](few_rows.md) has every layer.", ""]
+
+
+def _method(page: Page) -> list[str]:
+    """Return the section on the method, and the machines of the first table."""
+    return [
+        "## How figures are made", "", REGIMES, "", *METHOD, "",
+        "The scripts are in `bench`; `bench/results/README.md` says which script made which file. "
+        "The first table is from:", "",
+        *machines(page.every("regret")[:1], page),
+        *machines(page.one(f"model_{for_readme.MODELS}"), page), "",
+    ]  # fmt: skip

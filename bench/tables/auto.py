@@ -1,0 +1,121 @@
+"""Speed-ups of `auto` on random shapes over calls written by hand, from regret_MACHINE.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from comparing.regrets import ALLOWED_MS, SHARE
+
+from ficco.report.sweep.judging import geomean
+from tables.sources import Document, table
+
+REGIMES = ("captured", "eager", "synchronized")
+NCCL, BEST = "serial", "best by hand"  # what `auto` is compared with
+WAYS = {  # names of ways in results, in words
+    "serial": "NCCL and `torch.mm`", "torch_fused": "PyTorch's fused operator",
+    "one_shot": "`torch.mm`, one-shot all-reduce", "two_shot": "`torch.mm`, two-shot all-reduce",
+}  # fmt: skip
+BAR = (
+    f"A shape is *within the limit* if `auto` takes at most {SHARE:.0%} longer than the best call "
+    f"by hand, or at most {1e3 * ALLOWED_MS['captured']:g} us (captured) or "
+    f"{1e3 * ALLOWED_MS['eager']:g} us (eager, synchronized) longer, or if the difference is "
+    "not larger than the interquartile range of either."
+)
+Case = dict[str, Any]
+
+
+def by_hand(case: Case, regime: str) -> dict[str, float]:
+    """Return the medians of the calls by hand, by name of the way."""
+    return {
+        name: row["median"]
+        for name, row in case["ms"][regime].items()
+        if name != "auto" and not name.startswith("ficco ")
+    }
+
+
+def gain(case: Case, regime: str, over: str) -> float:
+    """Return how many times as fast as another way `auto` is. `over` is NCCL or BEST."""
+    others = by_hand(case, regime)
+    other = min(others.values()) if over == BEST else others[over]
+    return float(other / case["ms"][regime]["auto"]["median"])
+
+
+def gains(cases: Sequence[Case], regime: str, over: str) -> list[float]:
+    """Return the speed-ups of all shapes, the least first."""
+    return sorted(gain(case, regime, over) for case in cases)
+
+
+def by_operator(document: Document) -> dict[str, list[Case]]:
+    """Return the shapes of each operator."""
+    found: dict[str, list[Case]] = {}
+    for case in document["cases"]:
+        found.setdefault(case["op"], []).append(case)
+    return found
+
+
+def spread_text(found: Sequence[float]) -> str:
+    """Return "1.06x (0.78x to 1.65x)": the geometric mean, the least and the most."""
+    return f"{geomean(found):.2f}x ({min(found):.2f}x to {max(found):.2f}x)"
+
+
+def gain_rows(document: Document, regimes: Sequence[str]) -> list[list[str]]:
+    """Return a row per operator: the speed-ups over NCCL and over the best, for each regime."""
+    return [
+        [f"`{op}`"]
+        + [spread_text(gains(cases, regime, over)) for regime in regimes for over in (NCCL, BEST)]
+        for op, cases in by_operator(document).items()
+    ]
+
+
+def gain_table(document: Document, regime: str) -> list[str]:
+    """Return speed-ups and losses by operator, and of all operators, for one regime."""
+    rows = []
+    groups = {f"`{op}`": cases for op, cases in by_operator(document).items()}
+    for title, cases in (groups | {"all": document["cases"]}).items():
+        cells = [title, str(len(cases))]
+        for over in (NCCL, BEST):
+            found = gains(cases, regime, over)
+            cells += [spread_text(found), str(sum(each < 1 for each in found))]
+        within = sum(case["verdicts"][regime]["within"] for case in cases)
+        rows.append([*cells, str(within)])
+    head = ["operator", "shapes", "over NCCL and `torch.mm`", "slower on",
+            "over the best by hand", "slower on", "within the limit"]  # fmt: skip
+    return table(head, rows)
+
+
+def chosen_table(document: Document) -> list[str]:
+    """Return how often `auto` took each schedule, captured and eager."""
+    counts: dict[str, dict[str, int]] = {}
+    for case in document["cases"]:
+        for regime, point in case["auto"].items():
+            found = counts.setdefault(point.split()[0], {})
+            found[regime] = found.get(regime, 0) + 1
+    rows = sorted(counts.items(), key=lambda pair: -sum(pair[1].values()))
+    cells = [
+        [f"`{name}`", *[str(found.get(regime, 0)) for regime in REGIMES[:2]]]
+        for name, found in rows
+    ]  # fmt: skip
+    return table(["schedule", "captured", "eager and synchronized"], cells)
+
+
+def missed_table(document: Document, regime: str) -> list[str]:
+    """Return the shapes that are not within the limit, the largest loss first."""
+    missed = [case for case in document["cases"] if not case["verdicts"][regime]["within"]]
+    rows = []
+    for case in sorted(missed, key=lambda case: gain(case, regime, BEST)):
+        others = by_hand(case, regime)
+        best = min(others, key=others.__getitem__)
+        point = case["auto"]["captured" if regime == "captured" else "eager"]
+        rows.append([
+            f"`{case['op']}` {case['m']} x {case['n']} x {case['k']}", f"`{point}`",
+            f"{1e3 * case['ms'][regime]['auto']['median']:.1f}", WAYS[best],
+            f"{1e3 * others[best]:.1f}", f"{gain(case, regime, BEST):.2f}x",
+        ])  # fmt: skip
+    head = ["operator, m x n x k", "`auto` takes", "us", "best by hand", "us", "speed-up"]
+    return table(head, rows)
+
+
+def left_to_serial(document: Document, regime: str) -> int:
+    """Return on how many shapes `auto` takes `serial`."""
+    return sum(case["auto"][regime].split()[0] == "serial" for case in document["cases"])
