@@ -25,15 +25,14 @@ def headline(page: Page) -> str:
     said = []
     for _, document in page.every("regret")[:1]:
         cases = document["cases"]
-        captured, eager = (
-            spoken(auto.gains(cases, regime, auto.NCCL)) for regime in REGIMES
-        )  # fmt: skip
+        captured, eager = (auto.gains(cases, regime, auto.NCCL) for regime in REGIMES)
         hand = [geomean(auto.gains(cases, regime, auto.BEST)) or 0.0 for regime in REGIMES]
         said.append(
-            f"Measured on {len(cases)} random shapes on {where(document)}: calls with `auto` are "
-            f"{captured} as fast as NCCL and `torch.mm` in CUDA graphs, and {eager} in eager mode. "
-            "Compared with the fastest call that one would write by hand, the means are "
-            f"{hand[0]:.2f}x and {hand[1]:.2f}x."
+            f"On {len(cases)} random shapes on {where(document)}, calls with `auto` are "
+            f"{auto.spread_text(captured)} as fast as NCCL and `torch.mm` in CUDA graphs, and "
+            f"{auto.spread_text(eager)} in eager mode: the geometric mean, the worst and the best "
+            f"shape. Over the fastest call by hand, the means are {hand[0]:.2f}x and "
+            f"{hand[1]:.2f}x."
         )
     for document in models_of(page):
         rows = merged(document)[STEPS[0]]
@@ -44,11 +43,6 @@ def headline(page: Page) -> str:
             f"parallelism, or {gain_text(rows, 'best over best')} with the best variant of each."
         )
     return "\n".join(wrapped([" ".join(said)]))
-
-
-def spoken(gains: list[float]) -> str:
-    """Return "1.06x (geometric mean; worst 0.78x, best 1.65x)"."""
-    return f"{geomean(gains):.2f}x (geometric mean; worst {gains[0]:.2f}x, best {gains[-1]:.2f}x)"
 
 
 def results(page: Page) -> list[str]:
