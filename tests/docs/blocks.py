@@ -48,7 +48,8 @@ class Block(NamedTuple):
 
     def __str__(self) -> str:
         """Return the place, as `page:line`."""
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
+        inside = self.page.is_relative_to(ROOT)
+        return f"{self.page.relative_to(ROOT) if inside else self.page}:{self.line}"
 
 
 def pages() -> list[Path]:

@@ -6,7 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import IO, Any
+
+from forking import Forked
 
 __all__ = ["run_alone", "run_ranks"]
 
@@ -36,18 +40,35 @@ def run_ranks(page: Path, folder: Path, how: str, world: int) -> str:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, RUNNER, page, how], cwd=folder,
-            env=environment() | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+    logs = [(folder / f"rank{rank}.txt").open("w+") for rank in range(world)]
+    ranks: list[Any] = []
     try:
-        said = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+        for rank, log in enumerate(logs):
+            given = environment() | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(_started([RUNNER, page, how], folder, given, log))
+        end = time.monotonic() + TIMEOUT_S
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
+            if any(rank.poll() for rank in ranks):
+                break  # the others would wait for it
+            time.sleep(0.05)
     finally:
+        codes = [rank.poll() for rank in ranks]
         for rank in ranks:
             rank.kill()
-    failed = [rank for rank, process in enumerate(ranks) if process.returncode]
-    return "\n".join(f"rank {rank}:\n{said[rank]}" for rank in failed)
+            rank.wait()
+    said = [(folder / f"rank{rank}.txt").read_text() for rank in range(world)]
+    for log in logs:
+        log.close()
+    if codes == [0] * world:
+        return ""
+    return "\n".join(f"rank {i}: {codes[i]}\n{said[i]}" for i in range(world))
+
+
+def _started(words: list[object], folder: Path, given: dict[str, str], log: IO[str]) -> Any:
+    """Start a rank: forked with PyTorch imported, or, for GPUs, a Python of its own."""
+    if "gpu" not in words:
+        return Forked(words, log, subprocess.STDOUT, given, folder)
+    command = [sys.executable, *[str(word) for word in words]]
+    return subprocess.Popen(
+        command, cwd=folder, env=given, stdout=log, stderr=subprocess.STDOUT, text=True
+    )

@@ -39,6 +39,16 @@ def test_blocks_for_gpus_compile(page: str) -> None:
             compile(block.text, str(block), "exec")
 
 
+def test_a_block_that_fails_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A page\n\n<!-- test: ranks 2 -->\n```python\nimport os\n"
+        "assert os.environ['RANK'] == '0', 'not rank 0'\n```\n\n```sh\nfalse\n```\n"
+    )
+    assert "not rank 0" in run_ranks(page, tmp_path, "ranks", 2)
+    assert f"{page}:9: exit code 1" in run_alone(page, tmp_path)
+
+
 def test_an_output_that_differs_is_noticed() -> None:
     assert matches("a ... c\n", "a  b\nc\n")
     assert not matches("a ... d\n", "a b c\n")
