@@ -188,7 +188,7 @@ class Node(NodeOperators):
         if isinstance(problem, Plan):
             if schedule is not None or grain is not None:
                 raise InputError(
-                    f"schedule={schedule!r:.80}, grain={grain!r:.80} with a plan, which has a "
+                    f"schedule={shown(schedule)}, grain={shown(grain)} with a plan, which has a "
                     "schedule of its own; leave them out, or make the plan by ficco.lower"
                 )
             return self._run_plan(problem, arrays, verify, arguments)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ficco import lowering, plan_json, verifier
-from ficco.errors import InputError, PlanError, ScheduleError
+from ficco.errors import InputError, PlanError, ScheduleError, shown
 from ficco.logs import reporting
 from ficco.machine import Machine
 from ficco.plan import Plan
@@ -115,7 +115,7 @@ def lower(problem: Problem, schedule: str | Schedule, *, machine: str | Machine 
         right: all_gather_matmul, 4 ranks, 156 steps
     """
     if not isinstance(problem, Problem):
-        raise InputError(f"problem={problem!r:.80}: a ficco.Problem is needed")
+        raise InputError(f"problem={shown(problem)}: a ficco.Problem is needed")
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     resolved = Schedule.read(schedule).resolve(problem.world, profile)
     if resolved.transport == "collective":
@@ -155,7 +155,7 @@ def verify(plan: Plan) -> Verification:
     """
     if not isinstance(plan, Plan):
         raise InputError(
-            f"plan={plan!r:.80}: a ficco.Plan is needed; ficco.load_plan reads one from a file"
+            f"plan={shown(plan)}: a ficco.Plan is needed; ficco.load_plan reads one from a file"
         )
     with reporting(f"proving a plan of {steps_of(plan)} steps"):
         return prove(plan)
@@ -241,7 +241,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         True
     """
     if not isinstance(plan, Plan):
-        raise InputError(f"plan={plan!r:.80}: a ficco.Plan is needed")
+        raise InputError(f"plan={shown(plan)}: a ficco.Plan is needed")
     try:
         Path(path).write_text(plan_json.dumps(plan), encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte

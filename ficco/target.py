@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ficco.problem import MAX_WORLD
 
-__all__ = ["HOST", "MOST_STORED", "Target", "cuda_target", "own_signals"]
+__all__ = ["HIP", "HOST", "MOST_STORED", "Target", "cuda_target", "own_signals"]
 
 FEWEST_STORED = 3  # from this many signals on, one kernel is faster than stream writes
 # Signals that one kernel stores: kMostStored of the native core, less one for the watchdog's word.
@@ -22,7 +22,7 @@ class Target(NamedTuple):
     """What compiled programs depend on.
 
     Attributes:
-        name: "host" or "cuda".
+        name: "host", "cuda" or "hip".
         kernels: whether there are ficco's own kernels: gated GEMMs, sums of slots in one pass, and
             whole calls as one launch. Without them a gated step becomes waits, products and
             signals.
@@ -52,6 +52,9 @@ class Target(NamedTuple):
 
 
 HOST = Target("host", kernels=False, threads=True, batches=False)
+# No engine runs it yet; plans are predicted for it. It has ficco's kernels, and none that stores
+# signals.
+HIP = Target("hip", kernels=True)
 
 
 def own_signals(rank: int) -> tuple[bool, ...]:

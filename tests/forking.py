@@ -14,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -75,6 +76,27 @@ def forked_rank(command: list[str], stdout: IO[str], stderr: int, env: dict[str,
     """Start a rank of a measurement, which looks after its parent: what forks it is the parent."""
     own = {name: value for name, value in env.items() if name != "FICCO_PARENT"}
     return Forked(command, stdout, stderr, own)
+
+
+def ended(ranks: Sequence[Any], limit_s: float) -> list[int | None]:
+    """Wait until all ranks have ended, or one has failed; kill the others; return exit codes.
+
+    Args:
+        ranks: processes, as subprocess.Popen or Forked.
+        limit_s: then all are killed. A rank that was killed has None.
+    """
+    end = time.monotonic() + limit_s
+    try:
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
+            if any(rank.poll() for rank in ranks):
+                break  # the others would wait for it
+            time.sleep(0.05)
+    finally:
+        codes = [rank.poll() for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return codes
 
 
 def run_forked(

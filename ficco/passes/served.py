@@ -6,7 +6,7 @@ from ficco.lowering import lower_rank
 from ficco.passes import compile_plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
-from ficco.target import cuda_target
+from ficco.target import HIP, cuda_target
 
 __all__ = ["check_served"]
 
@@ -25,5 +25,5 @@ def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> No
     if engine not in ("host", None) and schedule.transport == "collective":
         return  # torch.distributed runs it without a plan
     plan = lower_rank(problem, schedule, 0)
-    if engine == "cuda":
-        compile_plan(plan, cuda_target())  # raises for parts that no kernel supports
+    if engine in ("cuda", "hip"):  # compiling raises for parts that no kernel supports
+        compile_plan(plan, cuda_target() if engine == "cuda" else HIP)

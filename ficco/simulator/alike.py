@@ -143,7 +143,7 @@ class _First:
         self.changing = list(self._changing())
         self.known: dict[tuple[int, int], _Rows] = {}  # by shape and rank
         self.moving: dict[int, Copies] = {}  # by shape
-        self._number_words()
+        self._number_signals()
 
     def _encoded(self) -> tuple[Integers, Integers]:
         """Encode rank 0; return the ends of the rows and of the actions of each step."""
@@ -266,7 +266,7 @@ class _First:
         regions = [*step.writes, *[r for p in step.products for r in (p.a, p.c)]]
         return not is_within_blocks(regions, self.block)
 
-    def _number_words(self) -> None:
+    def _number_signals(self) -> None:
         """Number the signals within each rank; a rank and that number identify a signal."""
         kinds: dict[Any, int] = {}
         places, holders, free = [], [], []

@@ -55,6 +55,7 @@ __all__ = [
 
 _WAIT, _RAISE, _CLEAR, _DELAY, _WORK, COPY = range(6)
 SIGNALS = (_WAIT, _RAISE, _CLEAR)  # actions on signals
+_OF_SIGNALS = {"wait": _WAIT, "raise": _RAISE, "clear": _CLEAR}  # by kind of a kernel's step
 ROW, ACTION, _TRANSFER = 4, 3, 3  # numbers in a row of each table
 
 Numbers = npt.NDArray[np.float64]
@@ -174,8 +175,7 @@ def encode(
     Raises:
         MachineError: ranks are on different nodes, and the network has no rate.
     """
-    encoder = Encoder(problem, machine, submitted)
-    encoder.once = is_one_launch(programs)
+    encoder = Encoder(problem, machine, submitted, once=is_one_launch(programs))
     host_ns = [encoder.add(program) for program in programs]
     signals = list(encoder.signals)
     starts = [start_ns(rank, machine) for rank in range(problem.world)]
@@ -211,16 +211,23 @@ class _Wire(NamedTuple):
 class Encoder:
     """Builder of rows; ranks are added one after another.
 
-    Attributes:
+    Args:
+        problem: of the programs.
+        machine: a rated machine.
+        submitted: whether the host submits entries while they run.
         once: whether one kernel runs the whole call.
+
+    Attributes:
         costs: host times of the rank added last: before all entries, and of each row.
         summed: [begin, end) among the actions of the rank added last: the waits of each part that
             adds what its peers push.
     """
 
-    def __init__(self, problem: Problem, machine: Machine, submitted: bool) -> None:
+    def __init__(
+        self, problem: Problem, machine: Machine, submitted: bool, once: bool = False
+    ) -> None:
         costs = machine.costs
-        self.machine, self.submitted, self.once = machine, submitted, False
+        self.machine, self.submitted, self.once = machine, submitted, once
         self.world = problem.world
         # A copy within a device occupies multiprocessors if a kernel copies.
         self.copies_by_kernel = copy_unit(machine.engine, same_device=True) == "sm"
@@ -449,9 +456,6 @@ class Encoder:
             else:
                 self.transfers += self.wires.transfer(link, size, row_bytes, turned)
         return number
-
-
-_OF_SIGNALS = {"wait": _WAIT, "raise": _RAISE, "clear": _CLEAR}  # actions of a kernel's steps
 
 
 def _awaited(rank: int, part: GatedPart) -> list[Signal]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from ficco.machine import Machine
-from ficco.target import HOST, Target, cuda_target, own_signals
+from ficco.target import HIP, HOST, Target, cuda_target, own_signals
 
 __all__ = ["simulated_target"]
-
-# No engine runs it yet. It has ficco's kernels, and none that stores signals.
-_HIP = Target("hip", kernels=True)
 
 
 def simulated_target(machine: Machine, rank: int) -> Target:
@@ -17,4 +14,4 @@ def simulated_target(machine: Machine, rank: int) -> Target:
         return HOST
     if machine.engine == "cuda":
         return cuda_target(() if machine.signals == "write" else own_signals(rank))
-    return _HIP
+    return HIP

@@ -6,11 +6,10 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import IO, Any
 
-from forking import Forked
+from forking import Forked, ended
 
 __all__ = ["run_alone", "run_ranks"]
 
@@ -41,21 +40,11 @@ def run_ranks(page: Path, folder: Path, how: str, world: int) -> str:
         port = probe.getsockname()[1]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     logs = [(folder / f"rank{rank}.txt").open("w+") for rank in range(world)]
-    ranks: list[Any] = []
-    try:
-        for rank, log in enumerate(logs):
-            given = environment() | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(_started([RUNNER, page, how], folder, given, log))
-        end = time.monotonic() + TIMEOUT_S
-        while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
-            if any(rank.poll() for rank in ranks):
-                break  # the others would wait for it
-            time.sleep(0.05)
-    finally:
-        codes = [rank.poll() for rank in ranks]
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    given = [
+        environment() | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)
+    ]
+    ranks = [_started([RUNNER, page, how], folder, *each) for each in zip(given, logs, strict=True)]
+    codes = ended(ranks, TIMEOUT_S)
     said = [(folder / f"rank{rank}.txt").read_text() for rank in range(world)]
     for log in logs:
         log.close()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from double_control import environment
+from forking import ended
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from checks import A_RANK_A_GPU, CHECKS, MOST, Check, Stage, left_out
@@ -64,22 +65,12 @@ def test_scenarios_run(
     }  # fmt: skip
     logs = [tmp_path / f"rank{rank}.txt" for rank in range(world)]
     ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank, log in enumerate(logs):
-            words = ["double", str(tmp_path / "store"), str(rank), str(world), json.dumps(asked)]
-            with log.open("w") as file:
-                command = [sys.executable, "-X", "faulthandler", str(SCRIPT), *words]
-                ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
-        end = time.monotonic() + LIMIT_S
-        while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
-            if any(rank.poll() for rank in ranks):
-                break  # the others would wait for it
-            time.sleep(0.1)
-    finally:
-        codes = [rank.poll() for rank in ranks]
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    for rank, log in enumerate(logs):
+        words = ["double", str(tmp_path / "store"), str(rank), str(world), json.dumps(asked)]
+        with log.open("w") as file:
+            command = [sys.executable, "-X", "faulthandler", str(SCRIPT), *words]
+            ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
+    codes = ended(ranks, LIMIT_S)
     said = "".join(f"---- rank {i}\n{log.read_text()[-3000:]}" for i, log in enumerate(logs))
     assert codes == [0] * world, said
     names = tuple(f"{name} {{" for name, _ in asked)

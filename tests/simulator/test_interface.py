@@ -15,6 +15,7 @@ from ficco.errors import EngineError, InputError, MachineError, PlanError, Sched
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
 from ficco.operators import OPERATORS
+from ficco.passes.served import check_served
 from ficco.plan import Signal, Step
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
@@ -53,6 +54,22 @@ class TestRefusals:
         problem = Problem.chunked("all_gather_matmul", 2, 4, 4, 4)
         with pytest.raises(ScheduleError, match="resolve"):
             predict_ms(problem, Schedule.named("serial"), machine())
+
+    @pytest.mark.parametrize("name", ["mi300x8", "h200x8"])
+    @pytest.mark.parametrize("op", OPERATORS)
+    def test_what_an_engine_does_not_run_is_not_predicted(self, op: str, name: str) -> None:
+        """And all else is: what commands leave out is what the simulator refuses."""
+        on = Machine.named(name)
+        problem = Problem.chunked(op, 4, 64, 64, 64, "bfloat16")
+        for each in Schedule.names():
+            schedule = Schedule.named(each).resolve(4, on)
+            try:
+                check_served(problem, schedule, on.engine)
+            except ScheduleError:
+                with pytest.raises(ScheduleError):
+                    predict(problem, schedule, on)
+            else:
+                assert predict(problem, schedule, on).duration_us > 0
 
     def test_a_wait_that_never_ends(self) -> None:
         steps = [
