@@ -69,12 +69,16 @@ def schedule_for_capture(
 ) -> Schedule | None:
     """Return the schedule that `automatic` takes in a capture, if it must be loaded before it.
 
-    Windows cannot grow and kernels cannot be loaded during a capture. None also if `chosen` needs
-    no windows and the schedule for the capture needs large ones, or there was no room for them.
+    Windows cannot grow and kernels cannot be loaded during a capture: not ficco's, and neither
+    those of PyTorch, with the handles of its libraries. None also if `chosen` needs no windows and
+    the schedule for the capture needs large ones, or there was no room for them.
     """
     if regime() == "captured":
         return None
     captured = choice(problem, runtime, device, "captured").schedule
+    if captured.transport == "collective":
+        loaded = chosen.transport == "collective" or runtime.ran_plainly(problem)
+        return None if loaded else captured
     large = chosen.transport == "collective" and captured.transport != "sm"
     if large or not _lacks(runtime, problem, captured) or runtime.refuses(problem, captured):
         return None

@@ -227,27 +227,39 @@ class Call:
             captured = schedule_for_capture(problem, chosen, runtime, self.device)
         if named is None and waits_for_kernels(problem, runtime, self.device):
             ready = False
-        plainly, arrays = chosen.transport == "collective", dict[str, Tensor]()
-        if not plainly or captured is not None:
-            ys = self._outputs(problem)
-            arrays = {name: tensor for name, tensor in tensors.items() if name != "like"}
-            for name in filter(is_input, arrays):
-                arrays[name] = readable(arrays[name])
-            if _needs_even(runtime):
-                arrays = {name: evenly(name, tensor) for name, tensor in arrays.items()}
-            arrays |= {f"y{i}": as_matrix(y) for i, y in enumerate(ys)}
         if captured is not None:
-            try:
-                runtime.load(problem, captured, arrays)
-            except (InputError, MemoryError) as error:  # equal on all ranks
-                groups.log.info("%s is not loaded for captures: %s", captured.name, error)
-        if plainly:
+            self._load(problem, captured, runtime, tensors)
+        if chosen.transport == "collective":
             runtime.check_alive()
             ys = self._run_plain(problem, tensors)
+            runtime.note_plain_run(problem)
         else:
-            runtime.execute(problem, chosen, arrays)
+            ys = self._outputs(problem)
+            runtime.execute(problem, chosen, self._arrays(runtime, tensors, ys))
         self._remember(problem, chosen, runtime, tensors, ready, changes)
         return ys
+
+    def _load(self, problem: Problem, captured: Schedule, runtime: Any, tensors: Any) -> None:
+        """Load what a capture of this call takes."""
+        if captured.transport == "collective":
+            self._run_plain(problem, tensors)
+            runtime.note_plain_run(problem)
+            return
+        arrays = self._arrays(runtime, tensors, self._outputs(problem))
+        try:
+            runtime.load(problem, captured, arrays)
+        except (InputError, MemoryError) as error:  # equal on all ranks
+            groups.log.info("%s is not loaded for captures: %s", captured.name, error)
+
+    @staticmethod
+    def _arrays(runtime: Any, tensors: dict[str, Tensor], ys: list[Tensor]) -> dict[str, Tensor]:
+        """Return a call's inputs as kernels can read them, and its outputs, as matrices."""
+        arrays = {name: tensor for name, tensor in tensors.items() if name != "like"}
+        for name in filter(is_input, arrays):
+            arrays[name] = readable(arrays[name])
+        if _needs_even(runtime):
+            arrays = {name: evenly(name, tensor) for name, tensor in arrays.items()}
+        return arrays | {f"y{i}": as_matrix(y) for i, y in enumerate(ys)}
 
     def _remember(
         self,

@@ -94,7 +94,8 @@ class CudaProcessRuntime(ProcessRuntime):
         self._next_memory: Any = None  # for the next window, between `_join` and `_move_to`
         self._captured = False  # whether a graph uses the place in use
         self.traced = False
-        self._remembered: dict[str, None] = {}  # problems passed to `repeats`, oldest first
+        # Problems passed to `repeats`, oldest first, and whether each ran in torch.distributed.
+        self._remembered: dict[str, bool] = {}
         self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
         # Per rank, the ranks whose signals its streams write, after a probe has found the kind.
         self._writable: list[list[bool]] = []
@@ -125,10 +126,21 @@ class CudaProcessRuntime(ProcessRuntime):
         key = json.dumps(problem.agreed())
         if key in self._remembered:
             return True
-        if len(self._remembered) >= _MAX_REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
-        self._remembered[key] = None
+        self._remember(key, ran=False)
         return False
+
+    def ran_plainly(self, problem: Problem) -> bool:
+        """Return whether `note_plain_run` was called with this problem, and it is remembered."""
+        return self._remembered.get(json.dumps(problem.agreed()), False)
+
+    def note_plain_run(self, problem: Problem) -> None:
+        """Remember that torch.distributed has run this problem, and so has loaded its kernels."""
+        self._remember(json.dumps(problem.agreed()), ran=True)
+
+    def _remember(self, key: str, ran: bool) -> None:
+        if key not in self._remembered and len(self._remembered) >= _MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[key] = ran
 
     def _need(self, plan: RankPlan) -> WindowBytes:
         need, most = window_bytes_of(plan), self.most_window_bytes
@@ -243,9 +255,10 @@ class CudaProcessRuntime(ProcessRuntime):
         return self._bound.holds(problem, schedule)
 
     def load(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> None:
-        """Bind a plan and load its kernels, without enqueuing work. A collective call.
+        """Bind a plan and load its kernels; outputs hold arbitrary values. A collective call.
 
-        Arguments and errors are those of `execute`.
+        A library loads a kernel, and opens its handle, at the first launch. So the library's calls
+        run, on this rank's data. Arguments and errors are those of `execute`.
         """
         with self._lock:
             self._check_alive()
@@ -255,7 +268,11 @@ class CudaProcessRuntime(ProcessRuntime):
                 self._without_room.add((json.dumps(problem.agreed()), schedule))
                 raise
             try:
-                call.bound.load(arrays)
+                try:
+                    call.bound.rehearse(arrays)
+                except torch.OutOfMemoryError:  # there is no room for scratch memory
+                    _log.info("%s: not run before captures: memory is full", problem.op)
+                    call.bound.load(arrays)
             except InputError:
                 raise
             except BaseException:

@@ -96,6 +96,7 @@ def test_captures_and_failures(double_folder: Path, tmp_path: Path) -> None:
         3,
         "captures",
         "made_ready",
+        "plain_made_ready",
         "diverging",
         "failures",
         "one_sided",

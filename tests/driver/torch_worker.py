@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,15 +19,14 @@ import torch.distributed as dist
 from torch_on_double import Rank, Shortly, dress
 
 import ficco
-from ficco.modules import auto, call_cache, dispatching, groups, operators
+from ficco.modules import call_cache, dispatching, groups, operators
 from ficco.modules.calling import Call
-from ficco.runtime import process_gpu
-from ficco.schedule import Schedule
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
 import gradient_worker  # noqa: E402
 import values_worker  # noqa: E402
+from loaded_for_captures import made_ready, plain_made_ready  # noqa: E402
 from random_calls import random_calls  # noqa: E402
 from torch_failures import diverging, failures, one_sided, reduced, slow_to_load  # noqa: E402
 from torch_layouts import lying_otherwise  # noqa: E402
@@ -382,53 +380,6 @@ def captures(here: Rank, world: int) -> None:
                 close(y, torch.full(y.shape, 5.0 * world).double(), "larger windows")
 
 
-def made_ready(here: Rank, world: int) -> None:
-    """What a capture would take is made ready beside serial calls; where there is no room, once."""
-    import torch.distributed._symmetric_memory as symmetric
-
-    taken, make, loads = auto.choice, symmetric.empty, list[str]()
-    load = process_gpu.CudaProcessRuntime.load
-
-    def counted(self: Any, problem: Any, schedule: Any, arrays: Any) -> None:
-        loads.append(schedule.name)
-        load(self, problem, schedule, arrays)
-
-    def choice(problem: Any, runtime: Any, device: Any, when: Any = None, *rest: Any) -> Any:
-        name = "one_shot_sm" if (when or auto.regime()) == "captured" else "serial"
-        schedule = Schedule.named(name).resolve(runtime.world, runtime.machine)
-        return replace(taken(problem, runtime, device, when, *rest), schedule=schedule)
-
-    def full(*args: Any, **words: Any) -> Any:
-        raise torch.OutOfMemoryError("full")
-
-    def call(turned: bool = False) -> Tensor:
-        x, w = draw(here.rank, 4, 6), draw(50 + here.rank, 6, 8)
-        return ficco.matmul_all_reduce(x.t().contiguous().t() if turned else x, w)
-
-    want = sum(
-        (draw(r, 4, 6).double() @ draw(50 + r, 6, 8).double() for r in range(world)),
-        torch.zeros(4, 8),
-    )
-    auto.choice, process_gpu.CudaProcessRuntime.load = choice, counted  # type: ignore[assignment]
-    try:
-        for room in (True, False):
-            ficco.prepare(machine="cuda", timeout_s=3.0)
-            symmetric.empty = make if room else full
-            loads.clear()
-            for turn in range(6):  # later one rank's x lies otherwise, which no other knows of
-                close(call(here.rank == 1 and turn > 3), want, f"turn {turn}, room: {room}")
-            assert loads == ["one_shot_sm"], loads
-            if room:
-                found: list[Tensor] = []
-                graph = here.capture(lambda: found.append(call()))  # noqa: B023
-                here.replay(graph)
-                close(found[0], want, "what was made ready")
-            ficco.close()
-    finally:
-        auto.choice, symmetric.empty = taken, make
-        process_gpu.CudaProcessRuntime.load = load  # type: ignore[method-assign]
-
-
 def _larger(world: int) -> Tensor:
     """Make a call that needs larger windows than there are."""
     rows = ficco.window_bytes() // (4 * 5 * 2 * world) + 1
@@ -464,9 +415,9 @@ def without_signals(here: Rank, world: int) -> None:
 
 
 _ALL = (
-    functions, gradients, calls_again, models, captures, made_ready, diverging, failures, one_sided,
-    slow_to_load,
-    at_random, left_open, without_signals, lying_otherwise,
+    functions, gradients, calls_again, models, captures, made_ready, plain_made_ready,
+    diverging, failures, one_sided, slow_to_load, at_random, left_open, without_signals,
+    lying_otherwise,
 )  # fmt: skip
 
 

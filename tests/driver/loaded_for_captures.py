@@ -1,0 +1,95 @@
+"""What a capture takes is loaded by the calls before it; see torch_worker.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch_on_double import Rank
+from values_worker import close, draw
+
+import ficco
+from ficco.modules import auto, calling
+from ficco.runtime import process_gpu
+from ficco.schedule import Schedule
+
+Tensor = torch.Tensor
+
+
+def plain_made_ready(here: Rank, world: int) -> None:
+    """If a capture takes serial, an eager call before it runs torch.distributed once, too."""
+    taken, run, runs = auto.choice, calling.distributed.run, list[str]()
+
+    def counted(problem: Any, *rest: Any) -> Any:
+        runs.append(problem.op)
+        return run(problem, *rest)
+
+    def choice(problem: Any, runtime: Any, device: Any, when: Any = None, *rest: Any) -> Any:
+        name = "serial" if (when or auto.regime()) == "captured" else "hetero_unfused_1d"
+        schedule = Schedule.named(name).resolve(runtime.world, runtime.machine)
+        return replace(taken(problem, runtime, device, when, *rest), schedule=schedule)
+
+    x, w = draw(here.rank, 4, 6), draw(50 + here.rank, 6, 8)
+    parts = [draw(r, 4, 6).double() @ draw(50 + r, 6, 8).double() for r in range(world)]
+    auto.choice, calling.distributed.run = choice, counted  # type: ignore[assignment]
+    try:
+        ficco.prepare(machine="cuda", timeout_s=3.0)
+        for turn in range(4):
+            close(ficco.matmul_all_reduce(x, w), torch.stack(parts).sum(0), f"turn {turn}")
+            assert len(runs) == min(turn, 1), (turn, runs)  # the second call of a shape
+        found: list[Tensor] = []
+        graph = here.capture(lambda: found.append(ficco.matmul_all_reduce(x, w)))
+        here.replay(graph)
+        close(found[0], torch.stack(parts).sum(0), "captured")
+        assert len(runs) == 2, runs
+        ficco.close()
+    finally:
+        auto.choice, calling.distributed.run = taken, run
+
+
+def made_ready(here: Rank, world: int) -> None:
+    """What a capture would take is made ready beside serial calls; where there is no room, once."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    taken, make, loads = auto.choice, symmetric.empty, list[str]()
+    load = process_gpu.CudaProcessRuntime.load
+
+    def counted(self: Any, problem: Any, schedule: Any, arrays: Any) -> None:
+        loads.append(schedule.name)
+        load(self, problem, schedule, arrays)
+
+    def choice(problem: Any, runtime: Any, device: Any, when: Any = None, *rest: Any) -> Any:
+        name = "one_shot_sm" if (when or auto.regime()) == "captured" else "serial"
+        schedule = Schedule.named(name).resolve(runtime.world, runtime.machine)
+        return replace(taken(problem, runtime, device, when, *rest), schedule=schedule)
+
+    def full(*args: Any, **words: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+
+    def call(turned: bool = False) -> Tensor:
+        x, w = draw(here.rank, 4, 6), draw(50 + here.rank, 6, 8)
+        return ficco.matmul_all_reduce(x.t().contiguous().t() if turned else x, w)
+
+    want = sum(
+        (draw(r, 4, 6).double() @ draw(50 + r, 6, 8).double() for r in range(world)),
+        torch.zeros(4, 8),
+    )
+    auto.choice, process_gpu.CudaProcessRuntime.load = choice, counted  # type: ignore[assignment]
+    try:
+        for room in (True, False):
+            ficco.prepare(machine="cuda", timeout_s=3.0)
+            symmetric.empty = make if room else full
+            loads.clear()
+            for turn in range(6):  # later one rank's x lies otherwise, which no other knows of
+                close(call(here.rank == 1 and turn > 3), want, f"turn {turn}, room: {room}")
+            assert loads == ["one_shot_sm"], loads
+            if room:
+                found: list[Tensor] = []
+                graph = here.capture(lambda: found.append(call()))  # noqa: B023
+                here.replay(graph)
+                close(found[0], want, "what was made ready")
+            ficco.close()
+    finally:
+        auto.choice, symmetric.empty = taken, make
+        process_gpu.CudaProcessRuntime.load = load  # type: ignore[method-assign]
