@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ficco.plan import Buffer, Region, Signal
-from ficco.tables import GatedPart, GatherTable, OneKernelTable, WindowRelease
+from ficco.tables import GatedPart, WholeTable, WindowRelease
 from ficco.target import Target
 
 __all__ = [
@@ -173,7 +173,7 @@ class OneKernel(NamedTuple):
         waits: names and signals of the kernel's waits, for messages about missing signals.
     """
 
-    table: OneKernelTable | GatherTable
+    table: WholeTable
     waits: tuple[tuple[str, tuple[Signal, ...]], ...]
 
 

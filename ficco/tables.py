@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 __all__ = [
     "COUNTS", "GATES", "THREADS", "VACANT", "Arrived", "GatedPart", "GatherTable", "OneKernelChunk",
-    "OneKernelTable", "OutputNames", "WindowRelease",
+    "OneKernelTable", "OutputNames", "PullTable", "WholeTable", "WindowRelease",
 ]  # fmt: skip
 
 # 32 bits of vacant mailbox elements, which no rank sends. As two float16 or bfloat16 they are -0,
@@ -185,3 +185,37 @@ class GatherTable(NamedTuple):
     gathered: int
     outputs: tuple[OutputNames, ...]
     kept: str
+
+
+class PullTable(NamedTuple):
+    """One rank's part of a matmul_all_reduce whose sums read peers' products, as one launch.
+
+    Attributes:
+        rank, world: of the plan.
+        m, n, k: rows and columns of y, and this rank's depth.
+        dtype: dtype of all operands.
+        bias: whether sums get a bias; only if `twice`.
+        twice: whether each rank sums its rows, and reads the other sums; else it sums all rows.
+        rows: rows that each rank sums if `twice`; else empty.
+        chunks: chunks of a rank's rows, each with a signal, if `twice`; else 1.
+        products: byte offset of the products in a window copy.
+        sums: byte offset of the sums, if `twice`.
+        outputs: the single output.
+    """
+
+    rank: int
+    world: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    bias: bool
+    twice: bool
+    rows: tuple[int, ...]
+    chunks: int
+    products: int
+    sums: int
+    outputs: tuple[OutputNames]
+
+
+WholeTable = OneKernelTable | GatherTable | PullTable  # of a launch that is a whole call

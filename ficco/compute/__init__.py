@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ficco.errors import InputError
 from ficco.kernels.native_launch import LaunchSpec
-from ficco.tables import GatedPart, GatherTable, OneKernelTable, WindowRelease
+from ficco.tables import GatedPart, WholeTable, WindowRelease
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,7 +161,7 @@ class DeviceKernels(Protocol):
 
     def prepare_one_kernel(
         self,
-        table: OneKernelTable | GatherTable,
+        table: WholeTable,
         windows: OneKernelWindows,
         digest: int,
         timeout_s: float,

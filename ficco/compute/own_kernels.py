@@ -17,6 +17,7 @@ from ficco.kernels import (
     one_kernel,
     one_kernel_all_reduce,
     one_kernel_gather,
+    pulled_all_reduce,
     summing,
 )
 from ficco.kernels.arrays import Address, Arrays, address, item_bytes, stride
@@ -24,7 +25,7 @@ from ficco.kernels.native_launch import LaunchSpec, Pitch, Place, Slot
 from ficco.kernels.variants import Launch
 from ficco.kernels.window_release import release_table
 from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
-from ficco.tables import GatedPart, GatherTable, OneKernelTable, WindowRelease
+from ficco.tables import GatedPart, GatherTable, OneKernelTable, WholeTable, WindowRelease
 
 __all__ = ["OwnKernels", "one_kernel_places"]
 
@@ -51,6 +52,9 @@ def _whole_operands(prepared: Whole, operands: OneKernelOperands) -> Any:
     if prepared.kernel is one_kernel_gather:
         outputs = [one_kernel_gather.Matrices(*output) for output in operands.outputs]
         return one_kernel_gather.Operands(operands.x, outputs, operands.kept)
+    if prepared.kernel is pulled_all_reduce:
+        (output,) = operands.outputs
+        return pulled_all_reduce.Operands(output.bias, output.y)
     return one_kernel_all_reduce.Operands(operands.x, *operands.outputs[0])
 
 
@@ -116,7 +120,7 @@ class OwnKernels:
 
     def prepare_one_kernel(
         self,
-        table: OneKernelTable | GatherTable,
+        table: WholeTable,
         windows: OneKernelWindows,
         digest: int,
         timeout_s: float,
@@ -130,13 +134,12 @@ class OwnKernels:
         places = one_kernel.Places(windows.words, windows.data, counts)
         missed, stop = Address(missed_word), Address(stop_word())  # not in a capture: checked above
         control = one_kernel.Control(digest, stop, missed, round(1e9 * timeout_s))
+        kernel: Any = pulled_all_reduce
         if isinstance(table, GatherTable):
-            return Whole(
-                one_kernel_gather, one_kernel_gather.prepare(table, places, arrays), control
-            )
-        return Whole(
-            one_kernel_all_reduce, one_kernel_all_reduce.prepare(table, places, arrays), control
-        )
+            kernel = one_kernel_gather
+        elif isinstance(table, OneKernelTable):
+            kernel = one_kernel_all_reduce
+        return Whole(kernel, kernel.prepare(table, places, arrays), control)
 
     def arm_one_kernel(
         self, prepared: Whole, operands: OneKernelOperands, copy: int
@@ -150,7 +153,7 @@ class OwnKernels:
         """Return the launch that `arm_one_kernel` enqueues."""
         kernel, table, control = prepared
         # The device counts the copies of mailboxes by itself.
-        which = (copy,) if kernel is one_kernel_gather else ()
+        which = () if kernel is one_kernel_all_reduce else (copy,)
         matrices = _whole_operands(prepared, operands)
         launch: Launch = kernel.launch_of(table, matrices, control, *which)
         return launch
@@ -160,6 +163,8 @@ class OwnKernels:
     ) -> LaunchSpec:
         """See `DeviceKernels.described_one_kernel`."""
         launch = self.one_kernel_launch(prepared, operands)
+        if prepared.kernel is pulled_all_reduce:
+            return _described(launch, _pull_places(operands, places))
         return _described(
             launch, one_kernel_places(operands, places, prepared.kernel is one_kernel_gather)
         )  # fmt: skip
@@ -232,6 +237,15 @@ def one_kernel_places(
     if places.kept is not None:
         by_name["kept_stride"] = Pitch(places.kept.slot, item)
     return by_name
+
+
+def _pull_places(operands: OneKernelOperands, places: OneKernelOperands) -> dict[str, Place]:
+    """Return the places of the arguments of an all-reduce that reads peers' products, by name."""
+    ((_, _, y),), ((_, bias_at, y_at),) = operands.outputs, places.outputs
+    return {
+        "y": y_at, "bias": y_at if bias_at is None else bias_at,
+        "y_stride": Pitch(y_at.slot, item_bytes(y)), "copy": native_launch.Copy(),
+    }  # fmt: skip
 
 
 def _gated_arguments(

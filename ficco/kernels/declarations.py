@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
-    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "PUSHING", "SUM", "SUMMING", "Kernel",
-    "Parameter",
+    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "PULL", "PUSHING", "SUM", "SUMMING",
+    "Kernel", "Parameter",
 ]  # fmt: skip
 
 
@@ -105,6 +105,13 @@ ALL_REDUCE = _kernel(
     f"WORLD:= TWICE:= {_TILE} STAGES:= SUM_ROWS:= SUM_COLS:= TURNED:= EDGE:= BYTES:= MADE:= "
     "CHAINED:= ON_GPU:=",
 )
+PULL = _kernel(
+    "pulled_all_reduce",
+    "pulled_all_reduce_kernel",
+    f"bias:*? y:* places:*i64 gates:*i32? {_WAIT} digest:i32? copy:i32? copy_places:i32? "
+    "items:i32? read:i32? m:i32? n:i32? rank:i32? peers:i64? owners:i64? y_stride:i64? "
+    "timeout_ns:i64? WORLD:= TWICE:= BIAS:= FLAT:= SIZE:= EDGE:= BYTES:= ON_GPU:=",
+)
 _FOUR = range(4)  # outputs of the one-kernel gather, see `lowering.one_kernel_gather.MOST_OUTPUTS`
 GATHER = _kernel(
     "one_kernel_gather_gemm",
@@ -137,5 +144,5 @@ POOL = _kernel(
 )
 
 KERNELS = {
-    kernel.name: kernel for kernel in (GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, SUM, POOL)
+    kernel.name: kernel for kernel in (GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL)
 }

@@ -14,7 +14,8 @@ sums="along" sums reach their owners on a ring (see `ring`), and the owners push
 while later chunks circulate.
 
 With transport="sm" the kernel that multiplies also stores at the peers: see
-`one_kernel_all_reduce`.
+`one_kernel_all_reduce`. With compute="whole" one kernel reads the peers' products after a GEMM: see
+`pulled_all_reduce`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ficco.errors import ScheduleError
-from ficco.lowering import one_kernel_all_reduce
+from ficco.lowering import one_kernel_all_reduce, pulled_all_reduce
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
 from ficco.lowering.one_kernel_all_reduce import REDUCED
@@ -46,6 +47,8 @@ SPREAD = "spread"
 def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     check_implemented(problem.op, schedule)
+    if schedule.transport == "sm" and schedule.compute == "whole":
+        return pulled_all_reduce.lower_pulled_all_reduce(problem, schedule, rank)
     if schedule.transport == "sm":
         return one_kernel_all_reduce.lower_one_kernel_all_reduce(problem, schedule, rank)
     if schedule.shots == "one":

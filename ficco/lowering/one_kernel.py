@@ -33,13 +33,17 @@ class Slice(NamedTuple):
     end: int
 
 
-def check_axes(schedule: Schedule) -> None:
+def check_axes(schedule: Schedule, **others: str) -> None:
     """Reject a schedule that one launch cannot run.
+
+    Args:
+        schedule: the schedule.
+        others: axes that need another value than a kernel that multiplies and stores at peers.
 
     Raises:
         ScheduleError: the message names the nearest schedule that works.
     """
-    for axis, value in _NEEDED.items():
+    for axis, value in (_NEEDED | others).items():
         if (actual := getattr(schedule, axis)) != value:
             raise ScheduleError(
                 f"transport='sm' with {axis}={actual!r} is not implemented; the nearest that works "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ficco.lowering.multiplying import WINDOW as GATHERED
-from ficco.passes import one_kernel_all_reduce, one_kernel_gather
+from ficco.lowering.pulled_all_reduce import PRODUCTS
+from ficco.passes import one_kernel_all_reduce, one_kernel_gather, pulled_all_reduce
 from ficco.plan import RankPlan, Region, has_mailbox
-from ficco.program import Gemm, Launch, OneKernel
-from ficco.tables import GatherTable, OneKernelTable, OutputNames
+from ficco.program import Gemm, Launch, OneKernel, Reduce
+from ficco.tables import OneKernelTable, OutputNames, PullTable, WholeTable
 
 __all__ = ["is_one_kernel", "one_kernel_entries", "table_of"]
 
@@ -16,13 +17,13 @@ def is_one_kernel(plan: RankPlan) -> bool:
 
     A rank without rows to store takes part in such a call, too.
     """
-    windows = has_mailbox(plan.buffers) or any(buffer.name == GATHERED for buffer in plan.buffers)
+    windows = has_mailbox(plan.buffers) or any(b.name in (GATHERED, PRODUCTS) for b in plan.buffers)
     one_lane = len({step.lane for step in plan.steps}) == 1
     copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
     return windows and one_lane and copies and any(step.signals for step in plan.steps)
 
 
-def table_of(plan: RankPlan) -> OneKernelTable | GatherTable:
+def table_of(plan: RankPlan) -> WholeTable:
     """Return the table of a plan's one launch.
 
     Raises:
@@ -30,6 +31,8 @@ def table_of(plan: RankPlan) -> OneKernelTable | GatherTable:
     """
     if any(buffer.name == GATHERED for buffer in plan.buffers):
         return one_kernel_gather.table_of(plan)
+    if any(buffer.name == PRODUCTS for buffer in plan.buffers):
+        return pulled_all_reduce.table_of(plan)
     return one_kernel_all_reduce.table_of(plan)
 
 
@@ -40,22 +43,24 @@ def one_kernel_entries(plan: RankPlan) -> list[Launch]:
         PlanError: see `table_of`.
     """
     table = table_of(plan)
-    made = isinstance(table, OneKernelTable) and table.made
+    pulls = isinstance(table, PullTable)
+    made = pulls or (isinstance(table, OneKernelTable) and table.made)
     compute = next((step for step in plan.steps if step.kind in ("gemm", "reduce")), plan.steps[0])
     entries = [
-        Launch(f"product.{names.y}", compute.lane, (), _product(plan, names), "library")
+        Launch(f"product.{names.y}", compute.lane, (),
+               _product(plan, names, PRODUCTS if pulls else names.y), "library")
         for names in table.outputs
         if made
-    ]
+    ]  # fmt: skip
     waits = tuple([(step.id, step.signals) for step in plan.steps if step.kind == "wait"])
     return [*entries, Launch(compute.id, compute.lane, (), OneKernel(table, waits), "native")]
 
 
-def _product(plan: RankPlan, names: OutputNames) -> Gemm:
-    """Return the whole product of x and a weight, without its bias."""
+def _product(plan: RankPlan, names: OutputNames, target: str) -> Gemm | Reduce:
+    """Return the whole product of x and a weight in a buffer, without its bias; or zeros."""
     x, w, y = [
         Region(plan.rank, name, 0, buffer.rows, 0, buffer.cols)
-        for name in ("x", names.w, names.y)
+        for name in ("x", names.w, target)
         for buffer in (plan.buffer(name),)
     ]
-    return Gemm(x, w, y, transpose_b=names.turned)
+    return Gemm(x, w, y, transpose_b=names.turned) if x.cols else Reduce((), y)

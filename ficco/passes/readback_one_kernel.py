@@ -7,8 +7,17 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ficco.errors import PlanError
+from ficco.lowering.pulled_all_reduce import row_bounds
 from ficco.plan import Buffer, Product, Region, Signal, Step, window_places
-from ficco.tables import GatherTable, OneKernelChunk, OneKernelTable, OutputNames
+from ficco.problem import offsets
+from ficco.tables import (
+    GatherTable,
+    OneKernelChunk,
+    OneKernelTable,
+    OutputNames,
+    PullTable,
+    WholeTable,
+)
 
 __all__ = ["steps_of_one_kernel"]
 
@@ -16,7 +25,7 @@ __all__ = ["steps_of_one_kernel"]
 def steps_of_one_kernel(
     name: str,
     lane: str,
-    table: OneKernelTable | GatherTable,
+    table: WholeTable,
     buffers: tuple[Buffer, ...],
 ) -> list[Step]:
     """Return the steps of a kernel that runs a whole call.
@@ -32,6 +41,8 @@ def steps_of_one_kernel(
     """
     if isinstance(table, GatherTable):
         return _Gather(name, lane, table, buffers).read()
+    if isinstance(table, PullTable):
+        return _Pull(name, lane, table, buffers).read()
     return _AllReduce(name, lane, table, buffers).read()
 
 
@@ -52,6 +63,7 @@ class _Steps:
     ) -> None:
         self.name, self.lane, self.rank = name, lane, rank
         self.peers = [peer for peer in range(world) if peer != rank]
+        self.turns = [(rank + turn) % world for turn in range(1, world)]  # in kernels' order
         self._at = {place: name for name, place in window_places(buffers)[0].items()}
         self.steps: list[Step] = []
         self.heard: list[Signal] = []  # awaited, and cleared at the end
@@ -84,11 +96,24 @@ class _Steps:
         raised = [Signal(peer, "data", self.rank, index) for peer in targets]
         self.signals(f"sent.{what}", "raise", raised)
 
+    def open(self) -> None:
+        """Append the wait for the peers' windows, and enter."""
+        free = [Signal(self.rank, "free", peer) for peer in self.peers]
+        self.signals("free", "wait", free)
+        self.heard.clear()
+        self.signals("taken", "clear", free)
+        self.enter()
+
     def enter(self) -> None:
         self.signals("enter", "raise", [Signal(peer, "entered", self.rank) for peer in self.peers])
 
     def await_entered(self) -> None:
         self.signals("entered", "wait", [Signal(self.rank, "entered", p) for p in self.peers])
+
+    def end(self) -> None:
+        """Append the release of the window."""
+        self.signals("clear", "clear", self.heard)
+        self.signals("leave", "raise", [Signal(peer, "free", self.rank) for peer in self.peers])
 
     def multiply(
         self,
@@ -124,17 +149,12 @@ class _Gather(_Steps):
     def read(self) -> list[Step]:
         """Return all steps."""
         t, rank = self.table, self.rank
-        free = [Signal(rank, "free", peer) for peer in self.peers]
-        self.signals("free", "wait", free)
-        self.heard.clear()
-        self.signals("taken", "clear", free)
-        self.enter()
-        turns = [(rank + turn) % t.world for turn in range(1, t.world)]  # in the kernel's order
+        self.open()
         for number in range(t.slices if t.own_rows else 0):
             columns = (number * t.width, min((number + 1) * t.width, t.k))
             source = Region(rank, "x", 0, t.own_rows, *columns)
             rows = (t.own_row, t.own_row + t.own_rows)
-            boxes = [(source, Region(p, self.window, *rows, *columns)) for p in turns]
+            boxes = [(source, Region(p, self.window, *rows, *columns)) for p in self.turns]
             self.stored(f"{number}", boxes, number)
         self.await_entered()
         arrived = [Signal(rank, "data", s, i) for s in t.sources for i in range(t.slices)]
@@ -146,8 +166,7 @@ class _Gather(_Steps):
             reads = tuple([a for a, _ in self._rows()])
             writes = tuple([Region(rank, t.kept, *rows, 0, t.k) for _, rows in self._rows()])
             self.add("keep", "local_copy", reads=reads, writes=writes)
-        self.signals("clear", "clear", self.heard)
-        self.signals("leave", "raise", [Signal(peer, "free", rank) for peer in self.peers])
+        self.end()
         return self.steps
 
     def _rows(self) -> Iterator[tuple[Region, tuple[int, int]]]:
@@ -274,3 +293,75 @@ class _AllReduce(_Steps):
             reads=tuple([Region(rank, self.kept, *span, *columns) for span in spans]),
             writes=tuple([Region(rank, self.names.y, *span, *columns) for span in spans]),
         )  # fmt: skip
+
+
+class _Pull(_Steps):
+    """The all-reduce whose sums read peers' products; a GEMM made the own ones before."""
+
+    def __init__(self, name: str, lane: str, table: PullTable, buffers: tuple[Buffer, ...]) -> None:
+        super().__init__(name, lane, table.rank, table.world, buffers)
+        self.table, self.y = table, table.outputs[0].y
+        self.products = self.window_at(table.products)
+        self.sums = self.window_at(table.sums) if table.twice else ""
+        self.space = next((b.name for b in buffers if b.role == "workspace"), "")
+        self.first = offsets(table.rows) if table.twice else (0,) * table.world
+
+    def read(self) -> list[Step]:
+        """Return all steps."""
+        t, rank = self.table, self.rank
+        self.open()
+        self.await_entered()
+        own = t.rows[rank] if t.twice else t.m
+        bounds = row_bounds(own, t.chunks)
+        for number in range(t.chunks if own else 0):
+            top = self.first[rank]
+            self._add_up(number, top + bounds[number], top + bounds[number + 1], own)
+        owners = [peer for peer in self.turns if t.twice and t.rows[peer]]
+        for number in range(t.chunks if owners else 0):
+            self._collect(number, owners)
+        self.signals("read", "raise", [Signal(p, "data", rank, t.chunks) for p in self.peers])
+        self.signals("wait_read", "wait", [Signal(rank, "data", p, t.chunks) for p in self.peers])
+        self.end()
+        return self.steps
+
+    def _box(self, buffer: str, top: int, bottom: int, rank: int = -1) -> Region:
+        return Region(self.rank if rank < 0 else rank, buffer, top, bottom, 0, self.table.n)
+
+    def _add_up(self, number: int, top: int, bottom: int, own: int) -> None:
+        """Append the sum of these rows; with two shots, also its signal."""
+        t, first = self.table, self.first[self.rank]
+        if top < bottom:
+            reads = tuple([self._box(self.products, top, bottom, peer) for peer in self.turns])
+            held = {}
+            for i, peer in enumerate(self.turns):
+                slot = i * own - first
+                held[peer] = self._box(self.space, slot + top, slot + bottom)
+            self.add(f"pull.{number}", "copy", reads=reads, writes=tuple(held.values()))
+            mine = self._box(self.products, top, bottom)
+            terms = [held.get(source, mine) for source in range(t.world)]
+            if t.bias:
+                terms.append(self._box(t.outputs[0].bias, 0, 1))
+            target, y = self._box(self.sums or self.y, top, bottom), self._box(self.y, top, bottom)
+            self.add(f"sum.{number}", "reduce", reads=tuple(terms), writes=(target,))
+            if t.twice:
+                self.add(f"keep.{number}", "local_copy", reads=(target,), writes=(y,))
+        if t.twice:
+            ready = [Signal(peer, "data", self.rank, number) for peer in self.peers]
+            self.signals(f"summed.{number}", "raise", ready)
+
+    def _collect(self, number: int, owners: list[int]) -> None:
+        """Append the copies of a chunk of the owners' sums into y."""
+        t = self.table
+        arrived = [Signal(self.rank, "data", owner, number) for owner in owners]
+        self.signals(f"wait.{number}", "wait", arrived)
+        boxes = []
+        for owner in owners:
+            bounds = row_bounds(t.rows[owner], t.chunks)
+            top, bottom = [self.first[owner] + bounds[number + i] for i in (0, 1)]
+            if top < bottom:
+                boxes.append(
+                    (self._box(self.sums, top, bottom, owner), self._box(self.y, top, bottom))
+                )
+        if boxes:
+            reads, writes = zip(*boxes, strict=True)
+            self.add(f"collect.{number}", "copy", reads=reads, writes=writes)

@@ -52,10 +52,17 @@ def check_form(plan: Plan) -> list[Violation]:
     buffers = {
         (entry.rank, buffer.name): buffer for entry in plan.ranks for buffer in entry.buffers
     }
+    pushed = {
+        region.buffer
+        for entry in plan.ranks
+        for step in entry.steps
+        for region in _written(step)
+        if region.rank != entry.rank
+    }
     violations: list[Violation] = []
     for entry in plan.ranks:
         violations += _buffers(plan, entry)
-        violations += _steps(entry, buffers)
+        violations += _steps(entry, buffers, pushed)
     return violations
 
 
@@ -97,7 +104,10 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
                        "problem does not have", "make it a workspace")  # fmt: skip
 
 
-def _steps(entry: RankPlan, buffers: dict[tuple[int, str], Buffer]) -> Iterator[Violation]:
+def _steps(
+    entry: RankPlan, buffers: dict[tuple[int, str], Buffer], pushed: set[str]
+) -> Iterator[Violation]:
+    """Yield the violations of a rank's steps; `pushed`: windows that ranks write at their peers."""
     seen: set[str] = set()
     for step in entry.steps:
         if step.id in seen:
@@ -108,12 +118,12 @@ def _steps(entry: RankPlan, buffers: dict[tuple[int, str], Buffer]) -> Iterator[
                            f"after={other!r} names no earlier step of this rank",
                            "name a step before this one")  # fmt: skip
         seen.add(step.id)
-        for message, mend in _step(entry.rank, step, buffers):
+        for message, mend in _step(entry.rank, step, buffers, pushed):
             yield _bad(entry.rank, step.id, "form", message, mend)
 
 
 def _step(
-    rank: int, step: Step, buffers: dict[tuple[int, str], Buffer]
+    rank: int, step: Step, buffers: dict[tuple[int, str], Buffer], pushed: set[str]
 ) -> Iterator[tuple[str, str]]:
     if step.unit not in UNITS[step.kind]:
         units = " or ".join(UNITS[step.kind])
@@ -135,13 +145,13 @@ def _step(
         role = buffers[region.rank, region.buffer].role
         if role in ("input", "weight"):
             yield f"it writes {region}, an operand of the caller", "write elsewhere"
-        if role == "window" and step.kind in ("gemm", "reduce", "bag"):
+        if region.buffer in pushed and role == "window" and step.kind in ("gemm", "reduce", "bag"):
             # A failed call fills windows with NaN, so that results of missing data are NaN, too. A
-            # result that is computed in a window would not be marked so.
+            # result that is computed where a peer pushes would not be marked so.
             yield (
-                f"it computes {region} in a window, where a late push of a failed call may "
-                "overwrite it unnoticed",
-                "compute it in a workspace",
+                f"it computes {region} in a window that peers push to, where a late push of a "
+                "failed call may overwrite it unnoticed",
+                "compute it in a workspace, or in a window that no peer pushes to",
             )
     yield from _parts(step)
     yield from _shapes(step, buffers)

@@ -18,6 +18,9 @@ from forking import run_forked
         ("gather_worker.py", "products", "1"),
         ("gather_worker.py", "giving_up refusals", "1"),
         ("gather_worker.py", "assembly", "0"),
+        ("pull_worker.py", "sums", "1"),
+        ("pull_worker.py", "giving_up refusals", "1"),
+        ("pull_worker.py", "assembly", "0"),
     ],
 )
 def test_it_is_right(

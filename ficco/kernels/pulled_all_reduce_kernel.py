@@ -1,0 +1,297 @@
+"""The device code of an all-reduce whose sums read peers' products, in one launch.
+
+A GEMM has stored this rank's products in its window before. The first program of a launch is the
+door (`one_kernel_handshake`). It and the others divide the items: blocks of the result or, with two
+shots, chunks of the rows that this rank sums.
+
+    door      wait for free, clear it; enter | wait for entered | open the second gate
+    program   (after the second gate)
+              sum: read all ranks' products of its items, add them up, store y
+              two shots: also store the sums in the window, and signal each chunk
+              two shots: collect: wait for the chunks of its numbers, read the peers' sums into y
+    last      signal that all is read; wait until all peers have read; clear the words, raise free
+
+Because peers have read the window when a launch ends, the next GEMM may store in it. A program
+waits for no other program of its rank but for the door, and at a peer only for the door and for the
+program that has its number, which has stored its chunks by then. See `one_kernel_all_reduce_kernel`
+for the order in which programs start.
+
+All reads of peers' windows follow an acquire of the signal that the peer released behind its
+stores. A matrix is read as one row of adjacent elements, so that any width is read in wide loads.
+"""
+
+from __future__ import annotations
+
+from typing import Any  # noqa: F401 - of a comment; Triton reads no annotation
+
+import triton
+import triton.language as tl
+
+from ficco.kernels.declarations import PULL
+from ficco.kernels.one_kernel_handshake import MET, give_back, leave, meet, open_window, tell
+from ficco.kernels.signal_sets import await_words, raise_words
+from ficco.plan import SIGNALS
+
+__all__ = ["pulled_all_reduce"]
+
+_CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
+
+
+@triton.jit
+def _bounds(  # noqa: PLR0913 - a kernel's arguments are its interface
+    item,
+    items,
+    row,
+    rows,
+    m,
+    n,
+    SIZE: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    TWICE: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+):
+    """Return the first element of an item, and the one past its end."""
+    if TWICE:  # rows of one rank: see `lowering.pulled_all_reduce.row_bounds`
+        begin = (row + rows * item // items) * n
+        end = (row + rows * (item + 1) // items) * n
+    else:
+        begin = tl.full((), SIZE, tl.int64) * item
+        end = tl.minimum(begin + SIZE, m.to(tl.int64) * n)
+    return tl.multiple_of(begin, EDGE), tl.multiple_of(end, EDGE)
+
+
+@triton.jit
+def _keep(y, values, at, i, inside, n, y_stride, FLAT: tl.constexpr):  # noqa: N803
+    """Store elements at, at + 1, ... of the result."""
+    if FLAT:
+        tl.store(y + at + i, values, inside)
+    else:
+        row = (at + i) // n
+        tl.store(y + row * y_stride + (at + i) % n, values, inside)
+
+
+@triton.jit
+def _tell_missing(words, ranks, index, status):
+    """Report the first of these ranks whose signal of this index has not arrived."""
+    everyone = tl.arange(0, 64)
+    waited = ((ranks >> everyone) & 1) != 0
+    seen = tl.load(words + everyone * _CHUNKS + index, mask=waited, other=1, volatile=True)
+    late = tl.min(tl.where(seen == 1, 64, everyone))
+    if late < 64:
+        tell(status, late * _CHUNKS + index + 1)
+
+
+@triton.jit
+def _add_up(  # noqa: PLR0913 - a kernel's arguments are its interface
+    bias,
+    y,
+    places,
+    items,
+    m,
+    n,
+    rank,
+    peers,
+    came,
+    y_stride,
+    WORLD: tl.constexpr,  # noqa: N803
+    TWICE: tl.constexpr,  # noqa: N803
+    BIAS: tl.constexpr,  # noqa: N803
+    FLAT: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Sum this program's items over all ranks; with two shots, store the sums for peers, too."""
+    products_at = ()  # type: Any
+    for source in tl.static_range(WORLD):
+        products_at = products_at + (tl.load(places + WORLD + source),)  # noqa: RUF005 - Triton's way
+    own_sums = tl.load(places + 2 * WORLD + rank)
+    first = places + 3 * WORLD
+    own_row = tl.load(first + rank)
+    own_rows = tl.load(first + rank + 1) - own_row
+    i = tl.arange(0, SIZE)
+    past = items
+    if TWICE:
+        past = tl.where(own_rows == 0, 0, items)
+    for item in tl.range(tl.program_id(0), past, tl.num_programs(0)):
+        begin, end = _bounds(
+            item, items, own_row, own_rows, m, n, SIZE, TWICE, EDGE
+        )  # fmt: skip
+        for start in tl.range(begin, end, SIZE):
+            at = tl.multiple_of(start, EDGE)
+            left = tl.minimum(end - start, SIZE).to(tl.int32)
+            inside = i < tl.multiple_of(left, EDGE)
+            total = tl.zeros((SIZE,), tl.float32)
+            for source in tl.static_range(WORLD):
+                there = tl.multiple_of(products_at[source].to(y.dtype), BYTES) + at
+                total += tl.load(there + i, mask=inside & (came != 0), other=0).to(tl.float32)
+            if BIAS:
+                total += tl.load(bias + (at + i) % n, mask=inside, other=0).to(tl.float32)
+            if came == 0:
+                total = tl.full((SIZE,), float("nan"), tl.float32)
+            result = total.to(y.dtype.element_ty)
+            if TWICE:
+                tl.store(tl.multiple_of(own_sums.to(y.dtype), BYTES) + at + i, result, inside)
+            _keep(y, result, at, i, inside, n, y_stride, FLAT)
+        raised = tl.where(came != 0, peers, 0)
+        if TWICE:
+            raise_words(places, rank * _CHUNKS + item, raised, 1, WORLD, ON_GPU)
+
+
+@triton.jit
+def _collect(  # noqa: PLR0913
+    y,
+    places,
+    words,
+    stop,
+    status,
+    items,
+    m,
+    n,
+    rank,
+    owners,
+    came,
+    y_stride,
+    patience_ns,
+    WORLD: tl.constexpr,  # noqa: N803
+    FLAT: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Wait for the peers' chunks of this program's numbers, and read their sums into y."""
+    sums, first = places + 2 * WORLD, places + 3 * WORLD
+    i = tl.arange(0, SIZE)
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
+        awaited = tl.where(came != 0, owners, 0)
+        arrived = came & await_words(
+            words + item, _CHUNKS, awaited, 1, words, stop, patience_ns, False, WORLD, ON_GPU
+        )
+        if arrived == 0:
+            patience_ns = tl.zeros_like(patience_ns)
+            _tell_missing(words, awaited, item, status)
+        for turn in tl.static_range(1, WORLD):
+            owner = (rank + turn) % WORLD
+            row = tl.load(first + owner)
+            rows = tl.load(first + owner + 1) - row
+            source = tl.multiple_of(tl.load(sums + owner).to(y.dtype), BYTES)
+            begin, end = _bounds(item, items, row, rows, m, n, SIZE, True, EDGE)
+            for start in tl.range(begin, end, SIZE):
+                at = tl.multiple_of(start, EDGE)
+                left = tl.minimum(end - start, SIZE).to(tl.int32)
+                inside = i < tl.multiple_of(left, EDGE)
+                piece = tl.load(source + at + i, mask=inside & (arrived != 0), other=0)
+                if arrived == 0:
+                    piece = tl.full((SIZE,), float("nan"), tl.float32).to(piece.dtype)
+                _keep(y, piece, at, i, inside, n, y_stride, FLAT)
+
+
+@triton.jit
+def _await_readers(  # noqa: PLR0913
+    places,
+    words,
+    gates,
+    stop,
+    status,
+    items,
+    read,
+    rank,
+    peers,
+    owners,
+    patience_ns,
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Notify the peers that this rank has read their windows; wait for the same; clear the words.
+
+    owners: set of the peers whose first `items` signals are cleared, too.
+    """
+    everyone = tl.arange(0, 64)
+    raise_words(places, rank * _CHUNKS + read, peers, 1, WORLD, ON_GPU)
+    done = await_words(
+        words + read, _CHUNKS, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
+    )
+    if done == 0:
+        _tell_missing(words, peers, read, status)
+        tl.store(gates + MET, 2)  # so that the window is not released
+    of_owners = ((owners >> everyone) & 1) != 0
+    for item in tl.range(0, items):
+        tl.store(words + everyone * _CHUNKS + item, tl.zeros_like(everyone), mask=of_owners)
+    of_peers = ((peers >> everyone) & 1) != 0
+    tl.store(words + everyone * _CHUNKS + read, tl.zeros_like(everyone), mask=of_peers)
+
+
+@triton.jit(do_not_specialize=PULL.unknown)
+def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
+    bias,
+    y,
+    places,
+    gates,
+    stop,
+    status,
+    digest: tl.int32,
+    copy: tl.int32,
+    copy_places: tl.int32,
+    items: tl.int32,
+    read: tl.int32,
+    m: tl.int32,
+    n: tl.int32,
+    rank: tl.int32,
+    peers: tl.int64,
+    owners: tl.int64,
+    y_stride: tl.int64,
+    timeout_ns: tl.int64,
+    WORLD: tl.constexpr,  # noqa: N803
+    TWICE: tl.constexpr,  # noqa: N803
+    BIAS: tl.constexpr,  # noqa: N803
+    FLAT: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Store the sum over ranks of their products, which are in their windows, in y.
+
+    places: int64 [2, copy_places], of both copies of the window: addresses of each rank's words, of
+    its products, and of its sums; the first row of each rank's sums, and m.
+    gates: int32, of the handshake; all 0 before and after.
+    stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
+    copy: of the window. items: blocks of SIZE elements or, if TWICE, chunks of a rank's rows.
+    read: index of the signal that a rank has read all that it reads.
+    bias: one row, added to the sums, if BIAS. m, n: rows and columns of y.
+    peers: set of all other ranks; owners: set of those that sum rows, if TWICE.
+    timeout_ns: time limit of a program's wait.
+    FLAT: whether the rows of y are adjacent.
+    EDGE, BYTES: elements and bytes that divide the bounds of items, and addresses.
+    """
+    places += copy * copy_places
+    words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
+    patience_ns = timeout_ns
+    if tl.program_id(0) == 0:
+        opened = open_window(
+            places, words, gates, stop, status, rank, peers, digest, patience_ns, WORLD, ON_GPU
+        )
+        if opened == 0:
+            patience_ns = tl.zeros_like(patience_ns)
+        meet(words, gates, stop, status, peers, digest, patience_ns, WORLD, ON_GPU)
+    came = await_words(
+        words, 0, tl.zeros_like(peers), 1, gates + MET, stop, patience_ns, True, WORLD, ON_GPU
+    )
+    _add_up(
+        bias, y, places, items, m, n, rank, peers, came, y_stride,
+        WORLD, TWICE, BIAS, FLAT, SIZE, EDGE, BYTES, ON_GPU,
+    )  # fmt: skip
+    if TWICE:
+        _collect(
+            y, places, words, stop, status, items, m, n, rank, owners, came, y_stride, patience_ns,
+            WORLD, FLAT, SIZE, EDGE, BYTES, ON_GPU,
+        )  # fmt: skip
+    # The last program to end knows that all others have read all that they read.
+    if leave(gates) == tl.num_programs(0) - 1:
+        if came != 0:
+            _await_readers(
+                places, words, gates, stop, status, items, read, rank, peers, owners, patience_ns,
+                WORLD, ON_GPU,
+            )  # fmt: skip
+        give_back(places, gates, rank, peers, WORLD, ON_GPU)
