@@ -32,8 +32,11 @@ class Costs:
             known, so nothing is predicted for transport "sm".
         direct_us: extra time of a gather by stores over its launch, product and stores, if ranks
             signal by words; 0 if they signal by mailboxes.
+        pull_us: time of an all-reduce whose sums read peers' products, beyond its GEMM, its launch
+            and the reads; 0: not known, so nothing is predicted for such schedules.
         gated_gemm: duration of a gated GEMM over that of the library's, alone.
         direct_gemm: the same for a launch that gathers by stores.
+        peer_reads: duration of a kernel's reads of a peer's window, over that at the link's peak.
         gemm_beside_copies: slowdown of a GEMM while copies run on its device.
         copies_beside_gemm: slowdown of a copy while a GEMM runs on either device.
         gemm_beside_collective, collective_beside_gemm: the same for torch.distributed; recorded
@@ -56,8 +59,10 @@ class Costs:
     skew_us: float = 0.0
     store_us: float = 0.0
     direct_us: float = 0.0
+    pull_us: float = 0.0
     gated_gemm: float = 1.0
     direct_gemm: float = 1.0
+    peer_reads: float = 1.0
     gemm_beside_copies: float = 1.0
     copies_beside_gemm: float = 1.0
     gemm_beside_collective: float = 1.0

@@ -133,7 +133,7 @@ def _add_up(  # noqa: PLR0913 - a kernel's arguments are its interface
             if TWICE:
                 tl.store(tl.multiple_of(own_sums.to(y.dtype), BYTES) + at + i, result, inside)
             _keep(y, result, at, i, inside, n, y_stride, FLAT)
-        raised = tl.where(came != 0, peers, 0)
+        raised = tl.where((came != 0) & (begin < end), peers, 0)
         if TWICE:
             raise_words(places, rank * _CHUNKS + item, raised, 1, WORLD, ON_GPU)
 
@@ -164,7 +164,12 @@ def _collect(  # noqa: PLR0913
     sums, first = places + 2 * WORLD, places + 3 * WORLD
     i = tl.arange(0, SIZE)
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
-        awaited = tl.where(came != 0, owners, 0)
+        awaited = tl.zeros_like(owners)  # those whose chunk of this number has rows
+        for owner in tl.static_range(WORLD):
+            rows = tl.load(first + owner + 1) - tl.load(first + owner)
+            begin, end = _bounds(item, items, 0, rows, m, n, SIZE, True, EDGE)
+            awaited |= tl.where(begin < end, owners & (1 << owner), 0)
+        awaited = tl.where(came != 0, awaited, 0)
         arrived = came & await_words(
             words + item, _CHUNKS, awaited, 1, words, stop, patience_ns, False, WORLD, ON_GPU
         )

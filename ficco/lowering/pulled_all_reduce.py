@@ -12,7 +12,8 @@ that kernel: unit "sm". With three ranks:
 
 `entered` comes after the product, so it also says that the product may be read. A rank ends its
 call when all peers have read its window, so its next GEMM may store there without a wait. Chunks
-are rows of the rank that sums them. Products are rounded to the dtype before they are added.
+are rows of the rank that sums them; with one shot no signal depends on them. Products are rounded
+to the dtype before they are added.
 """
 
 from __future__ import annotations
@@ -56,18 +57,12 @@ def _check(problem: Problem, schedule: Schedule) -> None:
             f"matmul_all_reduce: transport='sm' multiplies one pair of x and w a rank; {pairs} "
             "found; the nearest that works is transport='dma'"
         )
-    if schedule.shots == "one":
-        if schedule.chunks != 1:
-            raise ScheduleError(
-                f"grain={schedule.chunks} with compute='whole' and shots='one', which reads all "
-                "products at once; what works is grain=1, or shots='two'"
-            )
-        if problem.outputs[0].bias:
-            raise ScheduleError(
-                "compute='whole' with shots='one' and a bias: a row's bias is that of the rank "
-                "that owns it, and other ranks do not have it; what works is shots='two'"
-            )
-    elif schedule.chunks > MAX_CHUNKS - 1:
+    if schedule.shots == "one" and problem.outputs[0].bias:
+        raise ScheduleError(
+            "compute='whole' with transport='sm', shots='one' and a bias: a row's bias is that of "
+            "the rank that owns it, and other ranks do not have it; what works is shots='two'"
+        )
+    if schedule.chunks > MAX_CHUNKS - 1:
         raise ScheduleError(
             f"grain={schedule.chunks} with compute='whole' and transport='sm'; grain is at most "
             f"{MAX_CHUNKS - 1}: every chunk has a signal, and one says that the window is read"
@@ -121,44 +116,43 @@ class _Pulled:
     def _add_up(self, number: int, top: int, bottom: int) -> None:
         """Read the peers' products of these rows and add them up; with two shots, signal it."""
         rank, world = self.rank, self.problem.world
-        if top < bottom:
-            reads = [self._box(PRODUCTS, top, bottom, peer) for peer in self.peers]
-            slots = {peer: i * self.rows - self.top for i, peer in enumerate(self.peers)}
-            held = {
-                peer: self._box(TERMS, slot + top, slot + bottom) for peer, slot in slots.items()
-            }
-            terms = [held.get(source, self._box(PRODUCTS, top, bottom)) for source in range(world)]
-            if self.problem.outputs[0].bias:
-                terms.append(self._box("bias0", 0, 1))
-            target = self._box(SUMS if self.twice else "y0", top, bottom)
-            self.steps += [
-                Step(f"pull.{number}", LANE, "copy", "sm", tuple(reads), tuple(held.values())),
-                Step(f"sum.{number}", LANE, "reduce", "sm", tuple(terms), (target,)),
-            ]
-            if self.twice:
-                kept = self._box("y0", top, bottom)
-                self.steps.append(
-                    Step(f"keep.{number}", LANE, "local_copy", "sm", (target,), (kept,))
-                )
+        if top == bottom:
+            return
+        reads = [self._box(PRODUCTS, top, bottom, peer) for peer in self.peers]
+        slots = {peer: i * self.rows - self.top for i, peer in enumerate(self.peers)}
+        held = {peer: self._box(TERMS, slot + top, slot + bottom) for peer, slot in slots.items()}
+        terms = [held.get(source, self._box(PRODUCTS, top, bottom)) for source in range(world)]
+        if self.problem.outputs[0].bias:
+            terms.append(self._box("bias0", 0, 1))
+        target = self._box(SUMS if self.twice else "y0", top, bottom)
+        self.steps += [
+            Step(f"pull.{number}", LANE, "copy", "sm", tuple(reads), tuple(held.values())),
+            Step(f"sum.{number}", LANE, "reduce", "sm", tuple(terms), (target,)),
+        ]
         if self.twice:
+            kept = self._box("y0", top, bottom)
             ready = tuple([Signal(peer, "data", rank, number) for peer in self.peers])
-            self.steps.append(signals_step(f"summed.{number}", "raise", ready))
+            self.steps += [
+                Step(f"keep.{number}", LANE, "local_copy", "sm", (target,), (kept,)),
+                signals_step(f"summed.{number}", "raise", ready),
+            ]
 
     def _collect(self, number: int) -> tuple[Signal, ...]:
         """Wait for a chunk of every owner's sums and read it into y; return the signals."""
-        signals = tuple([Signal(self.rank, "data", owner, number) for owner in self.owners])
-        self.steps.append(signals_step(f"wait.{number}", "wait", signals))
-        reads, writes = [], []
+        signals, reads, writes = [], [], []
         for owner in self.owners:
             top, bounds = self.first[owner], row_bounds(self.problem.rows[owner], self.chunks)
             begin, end = top + bounds[number], top + bounds[number + 1]
             if begin < end:
+                signals.append(Signal(self.rank, "data", owner, number))
                 reads.append(self._box(SUMS, begin, end, owner))
                 writes.append(self._box("y0", begin, end))
-        if reads:
-            pull = Step(f"collect.{number}", LANE, "copy", "sm", tuple(reads), tuple(writes))
-            self.steps.append(pull)
-        return signals
+        if signals:
+            self.steps += [
+                signals_step(f"wait.{number}", "wait", tuple(signals)),
+                Step(f"collect.{number}", LANE, "copy", "sm", tuple(reads), tuple(writes)),
+            ]
+        return tuple(signals)
 
     def _buffers(self) -> tuple[Buffer, ...]:
         m, n, dtype = self.problem.m, self.problem.n, self.problem.dtype

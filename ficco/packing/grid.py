@@ -100,6 +100,7 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
     for dtype in coverage.few:
         for world in coverage.worlds:
             yield from _reduces(kernels, world, dtype)
+            yield from _pulls(kernels, world, dtype)
             yield from _gathers(kernels, world, dtype)
 
 
@@ -151,6 +152,26 @@ def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
                     ]
                     operands = OneKernelOperands(matrix(m, k, dtype), outputs)
                     yield whole_launch(kernels, table, operands)
+
+
+def _pulls(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
+    """Yield sums that read peers' products, of rows that 16 bytes divide, and of others."""
+    for name, biased in (
+        ("one_shot_pull", False),
+        ("two_shot_pull", False),
+        ("two_shot_pull", True),
+    ):
+        for n in (512, 515):
+            depths, rows = (64,) * world, (8,) * world
+            output = Output((n,) * world, bias=biased)
+            problem = Problem(
+                "matmul_all_reduce", world, rows, 64 * world, (output,), dtype, depths=depths
+            )
+            table = table_of(lower_rank(problem, _schedule(name, world), 0))
+            m = problem.m
+            bias = matrix(1, n, dtype) if biased else None
+            outputs = [OneKernelOutput(matrix(64, n, dtype), bias, matrix(m, n, dtype))]
+            yield whole_launch(kernels, table, OneKernelOperands(matrix(m, 64, dtype), outputs))
 
 
 def _heights(two: bool) -> Iterator[int]:

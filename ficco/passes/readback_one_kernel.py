@@ -330,38 +330,36 @@ class _Pull(_Steps):
     def _add_up(self, number: int, top: int, bottom: int, own: int) -> None:
         """Append the sum of these rows; with two shots, also its signal."""
         t, first = self.table, self.first[self.rank]
-        if top < bottom:
-            reads = tuple([self._box(self.products, top, bottom, peer) for peer in self.turns])
-            held = {}
-            for i, peer in enumerate(self.turns):
-                slot = i * own - first
-                held[peer] = self._box(self.space, slot + top, slot + bottom)
-            self.add(f"pull.{number}", "copy", reads=reads, writes=tuple(held.values()))
-            mine = self._box(self.products, top, bottom)
-            terms = [held.get(source, mine) for source in range(t.world)]
-            if t.bias:
-                terms.append(self._box(t.outputs[0].bias, 0, 1))
-            target, y = self._box(self.sums or self.y, top, bottom), self._box(self.y, top, bottom)
-            self.add(f"sum.{number}", "reduce", reads=tuple(terms), writes=(target,))
-            if t.twice:
-                self.add(f"keep.{number}", "local_copy", reads=(target,), writes=(y,))
+        if top == bottom:
+            return
+        reads = tuple([self._box(self.products, top, bottom, peer) for peer in self.turns])
+        held = {}
+        for i, peer in enumerate(self.turns):
+            slot = i * own - first
+            held[peer] = self._box(self.space, slot + top, slot + bottom)
+        self.add(f"pull.{number}", "copy", reads=reads, writes=tuple(held.values()))
+        mine = self._box(self.products, top, bottom)
+        terms = [held.get(source, mine) for source in range(t.world)]
+        if t.bias:
+            terms.append(self._box(t.outputs[0].bias, 0, 1))
+        target, y = self._box(self.sums or self.y, top, bottom), self._box(self.y, top, bottom)
+        self.add(f"sum.{number}", "reduce", reads=tuple(terms), writes=(target,))
         if t.twice:
+            self.add(f"keep.{number}", "local_copy", reads=(target,), writes=(y,))
             ready = [Signal(peer, "data", self.rank, number) for peer in self.peers]
             self.signals(f"summed.{number}", "raise", ready)
 
     def _collect(self, number: int, owners: list[int]) -> None:
         """Append the copies of a chunk of the owners' sums into y."""
         t = self.table
-        arrived = [Signal(self.rank, "data", owner, number) for owner in owners]
-        self.signals(f"wait.{number}", "wait", arrived)
-        boxes = []
+        arrived, reads, writes = [], [], []
         for owner in owners:
             bounds = row_bounds(t.rows[owner], t.chunks)
             top, bottom = [self.first[owner] + bounds[number + i] for i in (0, 1)]
             if top < bottom:
-                boxes.append(
-                    (self._box(self.sums, top, bottom, owner), self._box(self.y, top, bottom))
-                )
-        if boxes:
-            reads, writes = zip(*boxes, strict=True)
-            self.add(f"collect.{number}", "copy", reads=reads, writes=writes)
+                arrived.append(Signal(self.rank, "data", owner, number))
+                reads.append(self._box(self.sums, top, bottom, owner))
+                writes.append(self._box(self.y, top, bottom))
+        if arrived:
+            self.signals(f"wait.{number}", "wait", arrived)
+            self.add(f"collect.{number}", "copy", reads=tuple(reads), writes=tuple(writes))

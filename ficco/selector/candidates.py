@@ -88,6 +88,11 @@ def few_rows(op: str) -> int:
     return FEW_ROWS if _flow(op).one_kernel == "gather" else _SUMMED_ROWS
 
 
+def needs_few_rows(schedule: Schedule) -> bool:
+    """Return whether a schedule is one launch that multiplies, which only few rows gain from."""
+    return schedule.transport == "sm" and schedule.compute == "gated"
+
+
 def are_few(facts: Facts) -> bool:
     """Return whether a problem has few rows, and one launch that stores at peers can run it."""
     return facts.storing and facts.m <= few_rows(facts.op)
@@ -101,8 +106,8 @@ def points(
     sums: bool = False,
     gates: bool = True,
     alone: bool = True,
-    few: bool = False,
-    more: bool = False,
+    stores: str = "",
+    pulls: str = "",
 ) -> tuple[Schedule, ...]:
     """Return resolved schedules; the first one is `serial`.
 
@@ -119,8 +124,9 @@ def points(
         sums: whether an output is a sum over arrivals, which parts of one launch cannot add to.
         gates: whether the GEMM library has gated GEMMs.
         alone: whether kernels may wait for peers' kernels.
-        few: whether rows are few, so that launches that store at peers apply: see `are_few`.
-        more: whether there are too many of these rows for shots="one".
+        stores: the `shots` of one launch that multiplies and stores at peers: "" if it does not
+            apply, as rows are not few (`are_few`), "both", or "two" if they are too many for one.
+        pulls: the same of sums that read peers' products.
     """
     schedules = [serial(world, machine)]
     if world == 1 or (sums and machine.engine == "cuda"):
@@ -153,13 +159,13 @@ def points(
             schedules.append(in_step.resolve(world, machine))
         if grain > 1 and world > 2 and not sums and _gates(op, machine, gates):
             schedules += [edged.resolve(world, machine) for edged in _edged(op, machine, grain)]
-    if gates and alone and few and _stores(machine, world):
-        named_schedules = [Schedule.named(name) for name in Schedule.names(op)]
-        schedules += [
-            schedule.resolve(world, machine)
-            for schedule in named_schedules
-            if schedule.transport == "sm" and not (more and schedule.shots == "one")
-        ]
+    if not (gates and alone):
+        return tuple(schedules)
+    applies = {"gated": stores if _stores(machine, world) else "", "whole": pulls}
+    for schedule in [Schedule.named(name) for name in Schedule.names(op)]:
+        shots = applies.get(schedule.compute, "")
+        if schedule.transport == "sm" and shots in ("both", schedule.shots):
+            schedules.append(schedule.resolve(world, machine))
     return tuple(schedules)
 
 
@@ -167,5 +173,18 @@ def candidates(
     facts: Facts, machine: Machine, gates: bool = True, alone: bool = True
 ) -> tuple[Schedule, ...]:
     """Return the points for a problem; see `points`."""
-    few, more = are_few(facts), facts.m > _MULTIPLIED_ROWS
-    return points(facts.op, facts.world, machine, facts.sums, gates, alone, few, few and more)
+    stores = ("two" if facts.m > _MULTIPLIED_ROWS else "both") if are_few(facts) else ""
+    pulls = _pulls(facts, machine)
+    return points(facts.op, facts.world, machine, facts.sums, gates, alone, stores, pulls)
+
+
+def _pulls(facts: Facts, machine: Machine) -> str:
+    """Return the `shots` with which sums may read peers' products, if the cost is known.
+
+    One shot cannot add a bias. It reads more than two shots if there are more than two ranks, by a
+    factor of half the number of ranks; so it is for few bytes or few ranks.
+    """
+    near = facts.world <= machine.devices and machine.engine == "cuda"
+    if not (near and facts.flow.shares and facts.storing and machine.costs.pull_us):
+        return ""
+    return "two" if facts.biased else "both"

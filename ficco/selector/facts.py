@@ -33,6 +33,7 @@ class Facts(NamedTuple):
         sums: whether all products are sums over arrivals (along the contraction).
         plain: whether every product is along rows.
         storing: whether one launch that stores at peers can run it, if rows are few.
+        biased: whether an output has a bias.
     """
 
     op: str
@@ -49,6 +50,7 @@ class Facts(NamedTuple):
     sums: bool
     plain: bool
     storing: bool
+    biased: bool = False
 
     @property
     def flow(self) -> registry.Flow:
@@ -89,6 +91,7 @@ def facts_of(problem: Problem) -> Facts:
     return Facts(
         p.op, world, p.dtype, gathers, m, n, k, piece, flow.passes * sent, flops, item,
         axes == {"contraction"}, axes == {"rows"}, _storing(p),
+        any(output.bias for output in p.outputs),
     )  # fmt: skip
 
 

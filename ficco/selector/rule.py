@@ -105,10 +105,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         moved = machine.collective_us(facts.flow.collective, facts.sent_bytes, world)
         return whole + moved, costs.host_serial_us
     if schedule.transport == "sm":
-        before = _is_made_before(facts, schedule)
-        host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
-        host += costs.host_launch_us if before else 0.0
-        return _one_kernel(facts, machine, schedule, whole), host
+        return _one_launch(facts, machine, schedule, whole)
     if schedule.sums == "along":
         return _ring(facts, machine, schedule)
     peers, grain = world - 1, schedule.chunks
@@ -305,6 +302,21 @@ def _calling_us(facts: Facts, schedule: Schedule, machine: Machine, calls: int) 
     return costs.host_call_us + (calls + 2) * costs.host_launch_us
 
 
+def _one_launch(
+    facts: Facts, machine: Machine, schedule: Schedule, whole: float
+) -> tuple[float, float]:
+    """Return the times of a call of one launch on the devices, and on its host.
+
+    whole: the time of the GEMM, which a library may make in a launch of its own.
+    """
+    costs, pulls = machine.costs, schedule.compute == "whole"
+    host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
+    host += costs.host_launch_us if pulls or _is_made_before(facts, schedule) else 0.0
+    if pulls:
+        return whole + _pulled(facts, machine, schedule), host
+    return _one_kernel(facts, machine, schedule, whole), host
+
+
 def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
     return not facts.gathers and is_made_before(facts.m, schedule.shots == "two")
 
@@ -331,6 +343,16 @@ def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float
     rendezvous = costs.direct_us if facts.gathers else 0.0
     fixed = costs.launch_us + rendezvous + (2 if twice else 1) * costs.store_us
     return fixed + whole + send + moved
+
+
+def _pulled(facts: Facts, machine: Machine, schedule: Schedule) -> float:
+    """Return the time of the launch that reads peers' products, behind the GEMM."""
+    costs, world = machine.costs, facts.world
+    twice = schedule.shots == "two"
+    read = facts.m * facts.n * facts.item * (world - 1) * (2 / world if twice else 1)
+    links = world - 1 if machine.link.per == "pair" else 1
+    moved = costs.peer_reads * read / (links * machine.link.peak_gbps * 1e3)
+    return 2 * costs.launch_us + costs.pull_us + (costs.store_us if twice else 0.0) + moved
 
 
 def _steps(facts: Facts, schedule: Schedule) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from ficco.machine import Machine
 from ficco.passes.copies import joined_copies
 from ficco.plan import Buffer, Region, Step
 from ficco.program import Bag, Gated, Gemm, OneKernel, Reduce, Sum, Work
-from ficco.tables import GatherTable, OneKernelTable
+from ficco.tables import GatherTable, OneKernelTable, PullTable
 from ficco.tiling import busiest
 
 __all__ = ["Calls"]
@@ -35,6 +35,7 @@ class Calls:
         self._known: dict[_Shape, float] = {}
         self._ns_an_element = 0.0  # of the products in one launch
         self._made: frozenset[str] = frozenset()  # buffers of products made before it
+        self._pulls = False  # whether the launch reads peers' products
         self._item: dict[str, int] = {}
         self._cols: dict[str, int] = {}
 
@@ -73,6 +74,7 @@ class Calls:
             steps: what it does, by `steps_of_one_kernel`.
         """
         self._ns_an_element, self._made = 0.0, frozenset[str]()
+        self._pulls = isinstance(work.table, PullTable)
         if isinstance(work.table, OneKernelTable) and work.table.made:
             self._made = frozenset(names.y for names in work.table.outputs)
             taken = [box for step in steps if self._takes(step) for box in step.writes]
@@ -95,7 +97,12 @@ class Calls:
         self._ns_an_element = whole / area
 
     def within(self, step: Step) -> float:
-        """Return the duration of a step as a part of the rank's one launch."""
+        """Return the duration of a step as a part of the rank's one launch.
+
+        If sums read peers' products, all but the reads takes place while data are on the link.
+        """
+        if self._pulls:
+            return 0.0
         if step.kind == "gemm":
             return self._ns_an_element * sum([product.c.area for product in step.products])
         if self._takes(step):

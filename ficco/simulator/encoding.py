@@ -36,7 +36,7 @@ from ficco.program import (
 )
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
-from ficco.tables import GatedPart, GatherTable, WindowRelease
+from ficco.tables import GatedPart, GatherTable, PullTable, WindowRelease
 
 __all__ = [
     "ACTION",
@@ -404,21 +404,32 @@ class Encoder:
             self.rows[-1] += len(release.cleared) + len(release.peers)
 
     def _whole_call(self, entry: Launch, work: OneKernel) -> None:
-        """Add a row for every step of a kernel that runs a whole call."""
+        """Add a row for every step of a kernel that runs a whole call.
+
+        A read of a peer's window takes the link like a copy of as many bytes to that peer.
+        """
         steps = _steps_within(self.buffers, entry, work)
         self.calls.use_as_one(work, steps)
-        gathers = isinstance(work.table, GatherTable)
-        for number, step in enumerate(steps):
+        costs, rendezvous_us = self.machine.costs, 0.0
+        if isinstance(work.table, GatherTable):
+            rendezvous_us = costs.direct_us
+        elif isinstance(work.table, PullTable):
+            rendezvous_us = costs.pull_us
+        for at, step in enumerate(steps):
             before = len(self.actions)
-            if number == 0:
-                rendezvous_us = self.machine.costs.direct_us if gathers else 0.0
+            if at == 0:
                 self._delay(self.launch_ns + 1e3 * rendezvous_us)
             if step.kind in _OF_SIGNALS:
                 self._store(_OF_SIGNALS[step.kind], step.signals)
             elif step.kind == "copy":
                 for source, target in zip(step.reads, step.writes, strict=True):
                     size = source.area * self.item[source.buffer]
-                    self.actions += (COPY, target.rank, self._transfer(source, target, size))
+                    peer = target.rank
+                    if peer == self.rank:
+                        peer, size = source.rank, round(size * costs.peer_reads)
+                    link = self._wire(peer).link
+                    number = self._numbered((link.scope, size, 0, False), link)
+                    self.actions += (COPY, peer, number)
             elif ns := self.calls.within(step):
                 self.actions += (_WORK, 0, ns)
             self._end_row(0, before, 0.0)
@@ -427,23 +438,24 @@ class Encoder:
         if ns:
             self.actions += (_WORK if self.machine.cores else _DELAY, 0, ns)
 
-    def _transfer(self, source: Region, target: Region, size: int) -> int:
-        """Return the number of the transfer of a copy; equal transfers share a number."""
-        to = target.rank
+    def _wire(self, to: int) -> _Wire:
         wire = self.wire_to.get(to)
         if wire is None:
             link = self.wires.link(self.rank, to)
             wire = self.wire_to[to] = _Wire(link, bool(link.row_gbps), bool(link.turn_us))
+        return wire
+
+    def _transfer(self, source: Region, target: Region, size: int) -> int:
+        """Return the number of the transfer of a copy; equal transfers share a number."""
+        wire = self._wire(target.rank)
         row_bytes, turned = 0, False
-        if self.once:
-            return self._numbered((wire.link.scope, size, row_bytes, turned), wire.link)
         if wire.by_rows and source.rows > 1:
             # Windows are equal on all ranks, so the own buffers describe a peer's.
             apart = any(box.cols < self.cols[box.buffer] for box in (source, target))
             row_bytes = source.cols * self.item[source.buffer] if apart else 0
         if wire.by_turns:
-            turned = self.last.get(self.lane, to) != to
-            self.last[self.lane] = to
+            turned = self.last.get(self.lane, target.rank) != target.rank
+            self.last[self.lane] = target.rank
         return self._numbered((wire.link.scope, size, row_bytes, turned), wire.link)
 
     def _numbered(self, key: tuple[str, int, int, bool], link: Link) -> int:

@@ -288,6 +288,7 @@ def absent_from_one_launch(world: int) -> None:
     node = Node(world, timeout_s=0.3)
     for op, name in (
         ("matmul_all_reduce", "one_shot_sm"), ("matmul_all_reduce", "two_shot_sm"),
+        ("matmul_all_reduce", "one_shot_pull"), ("matmul_all_reduce", "two_shot_pull"),
         ("all_gather_matmul", "gather_sm"),
     ):  # fmt: skip
         problem = Problem.chunked(op, world, 5, 64, 9, "float32")

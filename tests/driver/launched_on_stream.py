@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import double_control as control
 import numpy as np
 from numpy_on_stream import Kernels, Prepared
-from one_kernel_on_stream import GatherCall, OneKernelCall
+from one_kernel_on_stream import WholeCall
 
 from ficco.compute import GatedOperands, OneKernelOperands, OneKernelOutput, SumOperands
 from ficco.kernels.native_launch import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
@@ -58,7 +58,7 @@ class LaunchedKernels(Kernels):
 
     def described_one_kernel(
         self,
-        prepared: OneKernelCall | GatherCall,
+        prepared: WholeCall,
         operands: OneKernelOperands,
         places: OneKernelOperands,
     ) -> LaunchSpec:

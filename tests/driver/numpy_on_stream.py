@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from one_kernel_on_stream import GatherCall, OneKernelCall
+from one_kernel_on_stream import WholeCall, call_of
 
 from ficco.compute import (
     DeviceKernels,
@@ -32,7 +32,7 @@ from ficco.compute import (
 from ficco.compute.numpy import NumpyCompute
 from ficco.errors import EngineError
 from ficco.kernels.native_launch import LaunchSpec
-from ficco.tables import GatedPart, GatherTable, OneKernelTable, WindowRelease
+from ficco.tables import GatedPart, WholeTable, WindowRelease
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -113,24 +113,23 @@ class Kernels:
 
     def prepare_one_kernel(
         self,
-        table: OneKernelTable | GatherTable,
+        table: WholeTable,
         windows: OneKernelWindows,
         digest: int,
         timeout_s: float,
         missed_word: int,
         stop_word: Callable[[], int],
-    ) -> OneKernelCall | GatherCall:
-        kind = GatherCall if isinstance(table, GatherTable) else OneKernelCall
-        return kind(table, windows, digest, timeout_s, (missed_word, stop_word()))
+    ) -> WholeCall:
+        return call_of(table, windows, digest, timeout_s, (missed_word, stop_word()))
 
     def arm_one_kernel(
-        self, prepared: OneKernelCall | GatherCall, operands: OneKernelOperands, copy: int
+        self, prepared: WholeCall, operands: OneKernelOperands, copy: int
     ) -> Callable[[], None]:
         return lambda: self._compute._enqueue("one_kernel", lambda: prepared.run(operands, copy))
 
     def described_one_kernel(
         self,
-        prepared: OneKernelCall | GatherCall,
+        prepared: WholeCall,
         operands: OneKernelOperands,
         places: OneKernelOperands,
     ) -> LaunchSpec:

@@ -12,12 +12,13 @@ import numpy as np
 
 from ficco.compute import OneKernelOperands, OneKernelWindows, dtype_of
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
-from ficco.tables import VACANT
+from ficco.problem import offsets
+from ficco.tables import VACANT, GatherTable, OneKernelTable, WholeTable
 
-__all__ = ["GatherCall", "OneKernelCall"]
+__all__ = ["WholeCall", "call_of"]
 
 
-class _Call:
+class WholeCall:
     """One rank's calls of a table: its handshake, and words and windows of all ranks."""
 
     def __init__(
@@ -67,7 +68,7 @@ class _Call:
             time.sleep(1e-4)
 
 
-class OneKernelCall(_Call):
+class OneKernelCall(WholeCall):
     """Calls of a matmul_all_reduce, on mailboxes, whose copies take turns."""
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
@@ -175,21 +176,24 @@ def _length(rows: slice) -> int:
     return int(rows.stop) - int(rows.start)
 
 
-class GatherCall(_Call):
-    """Calls of an all_gather_matmul, on windows."""
+class _OnWindows(WholeCall):
+    """Calls on windows, with the handshake of their one launch."""
 
-    def _call(self, x: Any, outputs: Any, kept: Any) -> None:
+    def _enter(self) -> None:
         rank, peers = self.table.rank, self.peers
         free = [Signal(rank, "free", peer) for peer in peers]
-        entered = [Signal(rank, "entered", peer) for peer in peers]
         self._await(free)
         self._set(free, 0)
         self._set([Signal(peer, "entered", rank) for peer in peers], self.digest)
-        self._send(x)
+
+    def _meet(self) -> list[Signal]:
+        entered = [Signal(self.table.rank, "entered", peer) for peer in self.peers]
         self._await(entered, self.digest)
-        heard = self._finish(x, outputs, kept)
-        self._set([*heard, *entered], 0)
-        self._set([Signal(peer, "free", rank) for peer in peers], 1)
+        return entered
+
+    def _leave(self, heard: Sequence[Signal]) -> None:
+        self._set(heard, 0)
+        self._set([Signal(peer, "free", self.table.rank) for peer in self.peers], 1)
 
     def _words(self, rank: int) -> Any:
         address = self.windows.words[self.copy][rank]
@@ -203,6 +207,17 @@ class GatherCall(_Call):
         for word in words:
             at = signal_place(word)
             self._until(lambda word=word, at=at: self._words(word.rank)[at] == value, at)
+
+
+class GatherCall(_OnWindows):
+    """Calls of an all_gather_matmul."""
+
+    def _call(self, x: Any, outputs: Any, kept: Any) -> None:
+        self._enter()
+        self._send(x)
+        entered = self._meet()
+        heard = self._finish(x, outputs, kept)
+        self._leave([*heard, *entered])
 
     def _send(self, x: Any) -> None:
         t = self.table
@@ -228,3 +243,44 @@ class GatherCall(_Call):
 
     def _gathered(self, rank: int) -> Any:
         return self._matrix(rank, self.table.gathered, self.table.m, self.table.k)
+
+
+class PullCall(_OnWindows):
+    """Calls of a matmul_all_reduce whose sums read peers' products."""
+
+    def _call(self, x: Any, outputs: Any, kept: Any) -> None:
+        t, ((_, bias, y),) = self.table, outputs
+        first = offsets(t.rows) if t.twice else (0,)
+        self._enter()
+        heard = self._meet()
+        self._add_up(y, bias, first)
+        for peer, rows in enumerate(t.rows):
+            if peer != t.rank and rows:
+                arrived = [Signal(t.rank, "data", peer, j) for j in range(t.chunks)]
+                self._await(arrived)
+                heard += arrived
+                at = slice(first[peer], first[peer] + rows)
+                y[at] = self._matrix(peer, t.sums, t.m, t.n)[at]
+        self._set([Signal(peer, "data", t.rank, t.chunks) for peer in self.peers], 1)
+        read = [Signal(t.rank, "data", peer, t.chunks) for peer in self.peers]
+        self._await(read)
+        self._leave([*heard, *read])
+
+    def _add_up(self, y: Any, bias: Any, first: Sequence[int]) -> None:
+        t = self.table
+        own = t.rows[t.rank] if t.twice else t.m
+        at = slice(first[t.rank if t.twice else 0], first[t.rank if t.twice else 0] + own)
+        total = np.zeros((own, t.n), np.float32)
+        for source in range(t.world):
+            total += self._matrix(source, t.products, t.m, t.n)[at].astype(np.float32)
+        y[at] = total if bias is None else total + bias.astype(np.float32)
+        if t.twice and own:
+            self._matrix(t.rank, t.sums, t.m, t.n)[at] = y[at]
+            ready = [Signal(p, "data", t.rank, j) for p in self.peers for j in range(t.chunks)]
+            self._set(ready, 1)
+
+
+def call_of(table: WholeTable, *rest: Any) -> WholeCall:
+    """Return the calls of a table; see `WholeCall`."""
+    kind = GatherCall if isinstance(table, GatherTable) else PullCall
+    return (OneKernelCall if isinstance(table, OneKernelTable) else kind)(table, *rest)

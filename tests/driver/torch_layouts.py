@@ -26,7 +26,8 @@ CALLS = (
     ("all_gather_matmul", "gated_1d"), ("all_gather_matmul", "gather_sm"),
     ("matmul_reduce_scatter", "gated_1d"), ("matmul_all_reduce", "gated_1d"),
     ("matmul_all_reduce", "gated_sums_1d"), ("matmul_all_reduce", "one_shot_sm"),
-    ("matmul_all_reduce", "two_shot_sm"), ("matmul_all_reduce", "auto"),
+    ("matmul_all_reduce", "two_shot_sm"), ("matmul_all_reduce", "two_shot_pull"),
+    ("matmul_all_reduce", "auto"),
     ("all_to_all_matmul", "auto"), ("matmul_all_to_all", "auto"),
 )  # fmt: skip
 

@@ -142,8 +142,10 @@ def refused(problem: Problem, name: str) -> bool:
     if name == "gated_1d":
         sums = all(output.axis == "contraction" for output in problem.products)
         return sums or problem.op == "embedding_all_to_all"
-    if name in ("one_shot_sm", "two_shot_sm") and problem.pairs:
+    if name in ("one_shot_sm", "two_shot_sm", "one_shot_pull", "two_shot_pull") and problem.pairs:
         return True
+    if name == "one_shot_pull":
+        return problem.outputs[0].bias
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_sums_1d":

@@ -397,6 +397,8 @@ class TestProcesses:
             names = set(Schedule.names(document["op"])) - {
                 "one_shot_sm",
                 "two_shot_sm",
+                "one_shot_pull",
+                "two_shot_pull",
                 "gather_sm",
             }
             if document["op"] == "embedding_all_to_all":

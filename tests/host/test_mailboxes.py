@@ -21,7 +21,13 @@ from ficco.target import HOST
 
 WORLD, CALLS = 3, 240
 SCHEDULES = {
-    "matmul_all_reduce": ("one_shot_sm", "two_shot_sm", "hetero_fused_1d", "gated_1d"),
+    "matmul_all_reduce": (
+        "one_shot_sm",
+        "two_shot_sm",
+        "two_shot_pull",
+        "hetero_fused_1d",
+        "gated_1d",
+    ),
     "matmul_reduce_scatter": ("hetero_fused_1d", "uniform_fused_2d"),
     "all_gather_matmul": ("gather_sm", "shard_p2p"),
 }

@@ -1,4 +1,4 @@
-"""Runs the all-reduce that reads peers' products from real plans, a process a rank, or reads its text.
+"""Runs the all-reduce that reads peers' products, a process a rank, or reads its compiled text.
 
 TRITON_INTERPRET=1 python pull_worker.py sums|giving_up|refusals ...
 python pull_worker.py assembly
@@ -75,7 +75,7 @@ def cases(world: int) -> Iterator[dict[str, Any]]:
     """Yield one row and many, odd sizes, ranks without rows, chunks without rows, a bias."""
     none = (0,) * (world - 1)
     yield {"rows": (*none, 1), "n": 40, "shots": "one"}
-    yield {"rows": (3,) * world, "n": 33, "shots": "one", "dtype": "bfloat16"}
+    yield {"rows": (3,) * world, "n": 33, "shots": "one", "grain": 2, "dtype": "bfloat16"}
     yield {"rows": (130,) * world, "n": 64, "shots": "one", "dtype": "float16"}
     yield {"rows": (*none, 1), "n": 17, "shots": "two", "grain": 2}
     yield {"rows": (*range(5, 5 + world),), "n": 40, "shots": "two", "grain": 4, "bias": True}
@@ -119,7 +119,11 @@ def giving_up() -> None:
         read = signal_place(Signal(0, "data", 1, grain))
         came = {entered: np.uint32(case.digest).astype(np.int32)}
         sums = {read - 2: 1, read - 1: 1} if shots == "two" else {}
-        for raised, missed in (({}, {entered - 1}), (came, {read - 2, read}), (came | sums, {read})):
+        for raised, missed in (
+            ({}, {entered - 1}),
+            (came, {read - 2, read}),
+            (came | sums, {read}),
+        ):
             windows = Windows(2)
             made = prepare(case.table, windows.places, CPU)
             told, (mine, product, _) = control(case.digest), case.draw(1, 0)

@@ -122,6 +122,8 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
         direct = ()  # it multiplies one pair
     if problem.op == "all_gather_matmul" and not is_one_kernel(problem):
         direct = ()
+    if any(output.bias for output in problem.outputs):  # of the rank that owns a row
+        direct = tuple(name for name in direct if name != "one_shot_pull")
     if not gated and direct and draw(st.integers(0, 2)) == 0:
         return replace(Schedule.named(draw(st.sampled_from(direct))), grain=draw(st.integers(1, 9)))
     if not gated and draw(st.booleans()):

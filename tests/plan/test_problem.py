@@ -94,7 +94,7 @@ class TestSchedule:
             "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d",
             "uniform_fused_2d", "gated_1d",
         }  # fmt: skip
-        small = {"one_shot_sm", "two_shot_sm"}
+        small = {"one_shot_sm", "two_shot_sm", "one_shot_pull", "two_shot_pull"}
         own = {"ring_1d", "gated_sums_1d"}
         assert set(Schedule.names("matmul_all_reduce")) == {*Schedule.names(), *own, *small}
         assert set(Schedule.names("matmul_reduce_scatter")) == {*Schedule.names(), *own}

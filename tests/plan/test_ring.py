@@ -101,7 +101,7 @@ def test_what_is_no_ring_names_what_works(op: str, axes: dict[str, object], mess
         lower_rank(problem, replace(RING, **axes), 0)
 
 
-@pytest.mark.parametrize("name", ["one_shot_sm", "two_shot_sm"])
+@pytest.mark.parametrize("name", ["one_shot_sm", "two_shot_sm", "one_shot_pull", "two_shot_pull"])
 def test_no_kernel_of_few_rows_has_a_ring(name: str) -> None:
     problem = Problem.chunked("matmul_all_reduce", 4, 8, 64, 32)
     with pytest.raises(ScheduleError, match="sums='apart'"):

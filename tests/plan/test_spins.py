@@ -237,15 +237,16 @@ class TestAKernelThatSpinsForPushes:
 def test_one_kernel_may_not_come_behind_a_local_copy_that_it_holds_back(op: str, name: str) -> None:
     plan = with_scratch(plan_of(name, 2, 4, 35, 11, "bfloat16", op), "x")
     check_accepted(plan)
+    copies = [next(s.id for s in entry.steps if s.kind == "copy") for entry in plan.ranks]
     for rank in range(2):
         x = next(b for b in plan.ranks[rank].buffers if b.name == "x")
         copy = aside(rank, Region(rank, "x", 0, x.rows, 0, x.cols))
         plan = with_steps(plan, rank, [copy, *steps_of(plan, rank)])
-        plan = changed(plan, rank, "push.0", after=("aside",))
+        plan = changed(plan, rank, copies[rank], after=("aside",))
     check_refused(plan, "aside")
     for rank in range(2):
         first = plan.ranks[rank].steps[1].id
-        plan = changed(plan, rank, "push.0", after=())
+        plan = changed(plan, rank, copies[rank], after=())
         plan = changed(plan, rank, first, after=("aside",))
     check_accepted(plan)
 

@@ -21,7 +21,7 @@ from ficco.program import (
     Sum,
     Wait,
 )
-from ficco.tables import OneKernelTable
+from ficco.tables import OneKernelTable, PullTable
 
 Edit = Callable[[Entry, random.Random], "Entry | None"]
 
@@ -244,6 +244,11 @@ def other_table(entry: Entry, rng: random.Random) -> Entry | None:
             table = table._replace(chunks=table.chunks[1:])
         elif table.own_rows:
             table = table._replace(own_rows=table.own_rows - 1)
+    elif isinstance(table, PullTable):
+        changes = [{"chunks": table.chunks + 1}, {"products": table.products + 256}]
+        if table.twice:
+            changes += [{"sums": 0}, {"rows": (*table.rows[1:], table.rows[0])}]
+        table = table._replace(**rng.choice(changes))
     elif rng.random() < 0.5 and table.sources:
         table = table._replace(sources=table.sources[1:])
     elif table.own_rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -95,17 +96,18 @@ def test_on_the_host_it_is_steps_like_any_other(name: str) -> None:
 def test_it_is_a_candidate_where_it_is_known_and_rows_are_few() -> None:
     h200 = Machine.named("h200x4")
 
-    def found(op: str, machine: Machine, **more: bool) -> set[str]:
+    def found(op: str, machine: Machine, **more: Any) -> set[str]:
         return {schedule.name for schedule in points(op, 4, machine, **more)} & set(PROBLEM_OF)
 
-    assert found("matmul_all_reduce", h200, few=True) == set(NAMES)
-    assert found("all_gather_matmul", h200, few=True) == {"gather_sm"}
+    assert found("matmul_all_reduce", h200, stores="both") == set(NAMES)
+    assert found("all_gather_matmul", h200, stores="both") == {"gather_sm"}
+    assert found("matmul_all_reduce", h200, stores="two") == {"two_shot_sm"}
     assert not found("matmul_all_reduce", h200)
-    assert not found("matmul_all_reduce", h200, few=True, gates=False)
-    assert not found("matmul_reduce_scatter", h200, few=True)
-    assert not found("matmul_all_reduce", Machine.named("switch4"), few=True)
+    assert not found("matmul_all_reduce", h200, stores="both", gates=False)
+    assert not found("matmul_reduce_scatter", h200, stores="both")
+    assert not found("matmul_all_reduce", Machine.named("switch4"), stores="both")
     unknown = replace(h200, costs=replace(h200.costs, store_us=0.0))
-    assert not found("matmul_all_reduce", unknown, few=True)
+    assert not found("matmul_all_reduce", unknown, stores="both")
 
 
 def test_a_gather_that_one_launch_does_not_do_has_no_such_candidate() -> None:

@@ -57,6 +57,8 @@ _MARKS = {
     "gated_1d": Mark("#cc79a7", "P", 1.2),
     "one_shot_sm": Mark("#7a5195", "*", 1.6),
     "two_shot_sm": Mark("#8c6d31", "p"),
+    "one_shot_pull": Mark("#637939", "h"),
+    "two_shot_pull": Mark("#843c39", "H"),
     "gather_sm": Mark("#3d7c6b", "*", 1.6),
     "auto": Mark("#5a5a5a", "d"),
 }
