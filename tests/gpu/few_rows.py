@@ -21,6 +21,7 @@ def few_row_cases(world: int) -> list[tuple[Problem, Schedule]]:
         problem = Problem.chunked("matmul_all_reduce", world, m, n, k * world, "bfloat16")
         found += [(problem, Schedule.named("one_shot_sm"))] if m <= 64 else []
         found += [(problem, Schedule.named("two_shot_sm"))]
+        found += [(problem, Schedule.named(f"{shots}_shot_pull")) for shots in ("one", "two")]
     return found
 
 
