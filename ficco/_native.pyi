@@ -688,8 +688,23 @@ class GpuProgram:
         Raises: see `start`.
         """
 
-    def can_call_prepared(self, stream: int, addresses: list[int], pitches: list[int]) -> bool:
-        """Return whether `call_prepared` would currently make a call."""
+    def start_prepared(
+        self, copy: int, stream: int, addresses: list[int], pitches: list[int]
+    ) -> bool:
+        """Begin a call as `call_prepared` does; the caller may then enqueue work on the stream.
+
+        Returns False where `call_prepared` would. `submit_all` or `abandon` ends the call.
+
+        Raises: see `start`.
+        """
+
+    def submit_all(self) -> None:
+        """Submit and launch all segments of a call that has begun, and finish it.
+
+        Raises:
+            RuntimeError: no call runs, or a segment other than the last has no launches.
+            GpuError: a driver call fails; the call must be abandoned.
+        """
 
     def fits(self, addresses: list[int], pitches: list[int]) -> bool:
         """Return whether the launches fit such slots; arguments are those of `start`.

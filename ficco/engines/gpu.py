@@ -142,9 +142,7 @@ class BoundProgram:
                 with self._device.preparing():
                     armed = launches.ready(self._view(local, copy), copy, addresses, pitches)
                 whole = len(launches.native) == len(self._segments)
-            if whole and not (traced and self._leading):
-                if self._leading:
-                    self._lead(local)
+            if whole and not self._leading:
                 native.call(copy, self._compute.stream(), traced, addresses, pitches)
             else:
                 native.start(copy, self._compute.stream(), traced, addresses, pitches)
@@ -221,11 +219,17 @@ class BoundProgram:
             self._launches.place(local, addresses, pitches)
         return local, addresses, pitches
 
-    def _lead(self, matrices: Mapping[str, Any]) -> None:
-        """Enqueue the launches before a call that is one kernel, which read whole matrices."""
+    def _lead(self, matrices: Mapping[str, Any], copy: int) -> None:
+        """Enqueue the launches before a call that is one kernel, which take whole matrices."""
+        windows = self._handles[copy]
+
+        def whole(region: Region) -> Any:
+            matrix = matrices.get(region.buffer)
+            return windows[region.buffer, region.copy] if matrix is None else matrix
+
         with self._compute.exact(self._dtype):
             for entry in self._leading:
-                self._calls[entry.row](self._compute, lambda region: matrices[region.buffer])
+                self._calls[entry.row](self._compute, whole)
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""

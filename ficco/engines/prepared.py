@@ -46,7 +46,7 @@ class PreparedCall:
         slots: the slots of the call's addresses.
         window: the plan's window.
         before: enqueues the library's products before the launch, from the call's matrices by
-            name; None if there are none.
+            name and the window copy; None if there are none.
 
     Attributes:
         window, before: as above.
@@ -66,7 +66,7 @@ class PreparedCall:
         arrays: Mapping[str, Any],
         slots: CallSlots,
         window: Any,
-        before: Callable[[Mapping[str, Any]], None] | None,
+        before: Callable[[Mapping[str, Any], int], None] | None,
     ) -> None:
         self._program, self._launches, self._compute = program, launches, compute
         numbers, total, workspaces = slots
@@ -120,12 +120,15 @@ class PreparedCall:
         for buffer, slot in self._workspaces:
             workspaces.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
             by_slot[slot] = self._compute.place(workspaces[-1])[0]
-        if self.before is not None:
-            if not self._program.can_call_prepared(stream, by_slot, self._pitches):
-                return False
-            self.before(matrices)
+        program = self._program
         try:
-            return bool(self._program.call_prepared(copy, stream, by_slot, self._pitches))
+            if self.before is None:
+                return bool(program.call_prepared(copy, stream, by_slot, self._pitches))
+            if not program.start_prepared(copy, stream, by_slot, self._pitches):
+                return False
+            self.before(matrices, copy)
+            program.submit_all()
+            return True
         except BaseException:
-            self._program.abandon()
+            program.abandon()
             raise

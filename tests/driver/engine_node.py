@@ -121,6 +121,8 @@ def refused(problem: Problem, name: str) -> bool:
         return True
     if problem.pairs and Schedule.named(name).transport == "sm":
         return True
+    if name == "one_shot_pull" and problem.world > 1:
+        return any(output.bias for output in problem.outputs)
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_1d":

@@ -145,7 +145,7 @@ def refused(problem: Problem, name: str) -> bool:
     if name in ("one_shot_sm", "two_shot_sm", "one_shot_pull", "two_shot_pull") and problem.pairs:
         return True
     if name == "one_shot_pull":
-        return problem.outputs[0].bias
+        return problem.outputs[0].bias and problem.world > 1
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_sums_1d":

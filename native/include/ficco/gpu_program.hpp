@@ -68,9 +68,10 @@ class GpuProgram {
     // has reported a failure to the watchdog; or if the stream is being captured.
     bool call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                        std::span<const std::int64_t> pitches);
-    // Whether call_prepared would currently make a call.
-    bool can_call_prepared(GpuStream stream, std::span<const std::uint64_t> addresses,
-                           std::span<const std::int64_t> pitches) const;
+    // The two parts of call_prepared, for work that the caller enqueues between them.
+    bool start_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                        std::span<const std::int64_t> pitches);
+    void submit_all();
 
     // Begins a call on the caller's stream. A traced call records times of every row, unless it is
     // captured into a graph. There is one address and pitch per slot; those of windows are ignored.
@@ -103,7 +104,8 @@ class GpuProgram {
     bool has_all_launches() const;
     void begin(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                std::span<const std::int64_t> pitches);
-    void submit_all();
+    bool can_call_prepared(GpuStream stream, std::span<const std::uint64_t> addresses,
+                           std::span<const std::int64_t> pitches) const;
     bool expects() const;  // whether the kernel after the last segment expects words
     void record_step(int step);
     void record_time(int step, bool ended);

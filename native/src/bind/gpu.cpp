@@ -189,13 +189,14 @@ void bind_gpu(nb::module_& module) {
             },
             "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def(
-            "can_call_prepared",
-            [](const GpuProgram& program, std::uintptr_t stream,
+            "start_prepared",
+            [](GpuProgram& program, int copy, std::uintptr_t stream,
                const std::vector<std::uint64_t>& addresses,
                const std::vector<std::int64_t>& pitches) {
-                return program.can_call_prepared(stream_at(stream), addresses, pitches);
+                return program.start_prepared(copy, stream_at(stream), addresses, pitches);
             },
-            "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
+            "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
+        .def("submit_all", &GpuProgram::submit_all, WithoutGil())
         .def(
             "start",
             [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,

@@ -60,14 +60,22 @@ bool GpuProgram::can_call_prepared(GpuStream stream, std::span<const std::uint64
     return !rank_->gpu().capturing(stream);
 }
 
-bool GpuProgram::call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
-                               std::span<const std::int64_t> pitches) {
+bool GpuProgram::start_prepared(int copy, GpuStream stream,
+                                std::span<const std::uint64_t> addresses,
+                                std::span<const std::int64_t> pitches) {
     if (!can_call_prepared(stream, addresses, pitches)) return false;
     const Gpu::Current current(rank_->gpu());
     begin(copy, stream, addresses, pitches);
     capturing_ = traced_ = false;
     rank_->after_last_call(stream);
     fork();
+    return true;
+}
+
+bool GpuProgram::call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                               std::span<const std::int64_t> pitches) {
+    if (!start_prepared(copy, stream, addresses, pitches)) return false;
+    const Gpu::Current current(rank_->gpu());
     submit_all();
     return true;
 }
@@ -78,6 +86,7 @@ bool GpuProgram::has_all_launches() const {
 }
 
 void GpuProgram::submit_all() {
+    if (!running_) throw std::runtime_error("no call runs; start one first");
     const int last = static_cast<int>(works_.size()) - 1;
     for (int segment = 0; segment < last; ++segment) {
         submit(segment);
