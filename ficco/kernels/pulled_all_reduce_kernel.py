@@ -4,8 +4,8 @@ A GEMM has stored this rank's products in its window before. The first program o
 door (`one_kernel_handshake`). It and the others divide the items: blocks of the result or, with two
 shots, chunks of the rows that this rank sums.
 
-    door      wait for free, clear it; enter | wait for entered | open the second gate
-    program   (after the second gate)
+    door      wait for free, clear it; enter
+    program   wait for entered
               sum: read all ranks' products of its items, add them up, store y
               two shots: also store the sums in the window, and signal each chunk
               two shots: collect: wait for the chunks of its numbers, read the peers' sums into y
@@ -28,13 +28,14 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import PULL
-from ficco.kernels.one_kernel_handshake import MET, give_back, leave, meet, open_window, tell
+from ficco.kernels.one_kernel_handshake import MET, give_back, leave, open_window, tell
 from ficco.kernels.signal_sets import await_words, raise_words
-from ficco.plan import SIGNALS
+from ficco.plan import SIGNALS, Signal, signal_place
 
 __all__ = ["pulled_all_reduce"]
 
 _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
+_ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
 
 
 @triton.jit
@@ -70,14 +71,17 @@ def _keep(y, values, at, i, inside, n, y_stride, FLAT: tl.constexpr):  # noqa: N
 
 
 @triton.jit
-def _tell_missing(words, ranks, index, status):
-    """Report the first of these ranks whose signal of this index has not arrived."""
+def _tell_missing(words, stride, ranks, value, first, status):
+    """Report the first of these ranks whose word does not have the value.
+
+    words: of rank 0, the word of this index; first: its place among all words.
+    """
     everyone = tl.arange(0, 64)
     waited = ((ranks >> everyone) & 1) != 0
-    seen = tl.load(words + everyone * _CHUNKS + index, mask=waited, other=1, volatile=True)
-    late = tl.min(tl.where(seen == 1, 64, everyone))
+    seen = tl.load(words + everyone * stride, mask=waited, other=0, volatile=True)
+    late = tl.min(tl.where(waited & (seen != value), everyone, 64))
     if late < 64:
-        tell(status, late * _CHUNKS + index + 1)
+        tell(status, late * stride + first + 1)
 
 
 @triton.jit
@@ -121,10 +125,14 @@ def _add_up(  # noqa: PLR0913 - a kernel's arguments are its interface
             at = tl.multiple_of(start, EDGE)
             left = tl.minimum(end - start, SIZE).to(tl.int32)
             inside = i < tl.multiple_of(left, EDGE)
+            parts = ()  # type: Any
+            for source in tl.static_range(WORLD):  # all loads are issued before the first sum
+                there = tl.multiple_of(products_at[source].to(y.dtype), BYTES) + at
+                part = tl.load(there + i, mask=inside & (came != 0), other=0)
+                parts = parts + (part,)  # noqa: RUF005 - Triton's way
             total = tl.zeros((SIZE,), tl.float32)
             for source in tl.static_range(WORLD):
-                there = tl.multiple_of(products_at[source].to(y.dtype), BYTES) + at
-                total += tl.load(there + i, mask=inside & (came != 0), other=0).to(tl.float32)
+                total += parts[source].to(tl.float32)
             if BIAS:
                 total += tl.load(bias + (at + i) % n, mask=inside, other=0).to(tl.float32)
             if came == 0:
@@ -175,7 +183,7 @@ def _collect(  # noqa: PLR0913
         )
         if arrived == 0:
             patience_ns = tl.zeros_like(patience_ns)
-            _tell_missing(words, awaited, item, status)
+            _tell_missing(words + item, _CHUNKS, awaited, 1, item, status)
         for turn in tl.static_range(1, WORLD):
             owner = (rank + turn) % WORLD
             row = tl.load(first + owner)
@@ -208,7 +216,7 @@ def _await_readers(  # noqa: PLR0913
     WORLD: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Notify the peers that this rank has read their windows; wait for the same; clear the words.
+    """Notify the peers that this rank has read their windows; wait for the same; clear all words.
 
     owners: set of the peers whose first `items` signals are cleared, too.
     """
@@ -218,13 +226,14 @@ def _await_readers(  # noqa: PLR0913
         words + read, _CHUNKS, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
     )
     if done == 0:
-        _tell_missing(words, peers, read, status)
-        tl.store(gates + MET, 2)  # so that the window is not released
+        _tell_missing(words + read, _CHUNKS, peers, 1, read, status)
+        tl.store(gates + MET, 2)
     of_owners = ((owners >> everyone) & 1) != 0
     for item in tl.range(0, items):
         tl.store(words + everyone * _CHUNKS + item, tl.zeros_like(everyone), mask=of_owners)
     of_peers = ((peers >> everyone) & 1) != 0
     tl.store(words + everyone * _CHUNKS + read, tl.zeros_like(everyone), mask=of_peers)
+    tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers)
 
 
 @triton.jit(do_not_specialize=PULL.unknown)
@@ -279,10 +288,12 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
         )
         if opened == 0:
             patience_ns = tl.zeros_like(patience_ns)
-        meet(words, gates, stop, status, peers, digest, patience_ns, WORLD, ON_GPU)
     came = await_words(
-        words, 0, tl.zeros_like(peers), 1, gates + MET, stop, patience_ns, True, WORLD, ON_GPU
+        words + _ENTERED, 1, peers, digest, gates, stop, patience_ns, False, WORLD, ON_GPU
     )
+    if came == 0:
+        tl.store(gates + MET, 2)  # the window is not released
+        _tell_missing(words + _ENTERED, 1, peers, digest, _ENTERED, status)
     _add_up(
         bias, y, places, items, m, n, rank, peers, came, y_stride,
         WORLD, TWICE, BIAS, FLAT, SIZE, EDGE, BYTES, ON_GPU,
@@ -294,7 +305,8 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
         )  # fmt: skip
     # The last program to end knows that all others have read all that they read.
     if leave(gates) == tl.num_programs(0) - 1:
-        if came != 0:
+        if tl.load(gates + MET, volatile=True) == 0:
+            tl.store(gates + MET, 1)
             _await_readers(
                 places, words, gates, stop, status, items, read, rank, peers, owners, patience_ns,
                 WORLD, ON_GPU,
