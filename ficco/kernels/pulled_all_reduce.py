@@ -35,10 +35,11 @@ from ficco.tables import GATES, PullTable
 
 __all__ = ["Operands", "Pull", "all_reduce", "launch_of", "prepare", "warm"]
 
-# Measured on 2 x H100 (bench/NOTES.md): 64 programs with 16 KiB in flight of each rank fill a link.
+# Measured on 2 x H100 and H200 (bench/NOTES.md): 64 programs with 16 KiB in flight of each rank
+# nearly fill a link, and 128 do.
 _WARPS = 16
 _BLOCK_BYTES = 16_384
-_PROGRAMS = 64
+_PROGRAMS = 128
 
 
 class Pull(NamedTuple):

@@ -214,11 +214,12 @@ def _await_readers(  # noqa: PLR0913
     owners,
     patience_ns,
     WORLD: tl.constexpr,  # noqa: N803
+    TWICE: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Notify the peers that this rank has read their windows; wait for the same; clear all words.
 
-    owners: set of the peers whose first `items` signals are cleared, too.
+    owners: set of the peers whose first `items` signals are cleared, too, if TWICE.
     """
     everyone = tl.arange(0, 64)
     raise_words(places, rank * _CHUNKS + read, peers, 1, WORLD, ON_GPU)
@@ -228,9 +229,11 @@ def _await_readers(  # noqa: PLR0913
     if done == 0:
         _tell_missing(words + read, _CHUNKS, peers, 1, read, status)
         tl.store(gates + MET, 2)
-    of_owners = ((owners >> everyone) & 1) != 0
-    for item in tl.range(0, items):
-        tl.store(words + everyone * _CHUNKS + item, tl.zeros_like(everyone), mask=of_owners)
+    if TWICE:
+        chunk = tl.arange(0, _CHUNKS)
+        for owner in tl.static_range(WORLD):
+            heard = (chunk < items) & (((owners >> owner) & 1) != 0)
+            tl.store(words + owner * _CHUNKS + chunk, tl.zeros_like(chunk), mask=heard)
     of_peers = ((peers >> everyone) & 1) != 0
     tl.store(words + everyone * _CHUNKS + read, tl.zeros_like(everyone), mask=of_peers)
     tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers)
@@ -309,6 +312,6 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
             tl.store(gates + MET, 1)
             _await_readers(
                 places, words, gates, stop, status, items, read, rank, peers, owners, patience_ns,
-                WORLD, ON_GPU,
+                WORLD, TWICE, ON_GPU,
             )  # fmt: skip
         give_back(places, gates, rank, peers, WORLD, ON_GPU)
