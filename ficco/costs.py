@@ -33,7 +33,7 @@ class Costs:
         direct_us: extra time of a gather by stores over its launch, product and stores, if ranks
             signal by words; 0 if they signal by mailboxes.
         pull_us: time of an all-reduce whose sums read peers' products, beyond its GEMM, its launch
-            and the reads; 0: not known, so nothing is predicted for such schedules.
+            and the reads, with one shot; 0: not known, so nothing is predicted for such schedules.
         gated_gemm: duration of a gated GEMM over that of the library's, alone.
         direct_gemm: the same for a launch that gathers by stores.
         peer_reads: duration of a kernel's reads of a peer's window, over that at the link's peak.
@@ -75,6 +75,10 @@ class Costs:
         None: not known. Such calls are calls of one launch, and gated calls.
         """
         return max(self.host_direct_us - self.host_kernel_us, 0.0) if self.host_direct_us else None
+
+    def pulling_us(self, twice: bool) -> float:
+        """Return `pull_us`, or its counterpart with two shots, which wait for peers once more."""
+        return self.pull_us * (1.5 if twice else 1.0)
 
     def __post_init__(self) -> None:
         for field in fields(self):

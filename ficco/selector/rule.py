@@ -352,7 +352,7 @@ def _pulled(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     read = facts.m * facts.n * facts.item * (world - 1) * (2 / world if twice else 1)
     links = world - 1 if machine.link.per == "pair" else 1
     moved = costs.peer_reads * read / (links * machine.link.peak_gbps * 1e3)
-    return 2 * costs.launch_us + costs.pull_us + (costs.store_us if twice else 0.0) + moved
+    return costs.launch_us + costs.pulling_us(twice) + moved
 
 
 def _steps(facts: Facts, schedule: Schedule) -> tuple[int, int, int]:

@@ -410,15 +410,17 @@ class Encoder:
         """
         steps = _steps_within(self.buffers, entry, work)
         self.calls.use_as_one(work, steps)
-        costs, rendezvous_us = self.machine.costs, 0.0
-        if isinstance(work.table, GatherTable):
-            rendezvous_us = costs.direct_us
-        elif isinstance(work.table, PullTable):
-            rendezvous_us = costs.pull_us
+        costs, table = self.machine.costs, work.table
+        begin_us = costs.launch_us
+        if isinstance(table, GatherTable):
+            begin_us += costs.direct_us
+        elif isinstance(table, PullTable):  # it overlaps its start with its GEMM's end
+            waits = 3 if table.twice else 2
+            begin_us = max(0.0, costs.pulling_us(table.twice) - waits * costs.store_us)
         for at, step in enumerate(steps):
             before = len(self.actions)
             if at == 0:
-                self._delay(self.launch_ns + 1e3 * rendezvous_us)
+                self._delay(1e3 * begin_us)
             if step.kind in _OF_SIGNALS:
                 self._store(_OF_SIGNALS[step.kind], step.signals)
             elif step.kind == "copy":

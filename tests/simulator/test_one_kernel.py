@@ -12,7 +12,7 @@ from ficco.machine import Costs, Link, Machine
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.selector import choose, quick
-from ficco.selector.candidates import FEW_ROWS, are_few, points
+from ficco.selector.candidates import FEW_ROWS, are_few, candidates, points
 from ficco.selector.facts import facts_of
 from ficco.selector.rule import estimate_us
 from ficco.simulator import predict_ms, simulate
@@ -64,6 +64,39 @@ def test_one_launch_is_what_its_work_and_stores_take(name: str) -> None:
     timeline = simulate(lower(problem, schedule), GPUS)
     assert timeline.duration_us == pytest.approx(took)
     assert {span.lane for span in timeline.spans} == {"compute"}
+
+
+@pytest.mark.parametrize("shots", ["one", "two"])
+def test_sums_that_read_products_take_the_reads_longer_than_the_gemm(shots: str) -> None:
+    """And a launch, and what ranks need to meet: half as much again with two shots."""
+    costs = replace(COSTS, store_us=1.0, pull_us=8.0, peer_reads=1.25, host_direct_us=17.0)
+    gpus, problem = replace(GPUS, costs=costs), PROBLEM_OF["one_shot_sm"]
+    schedule = Schedule.named(f"{shots}_shot_pull")
+    product = 2.0 * M * N * K / WORLD / 500e3
+    read = M * N * 2 * (WORLD - 1) * (1 if shots == "one" else 2 / WORLD) / 10e3
+    by_hand = 2.0 + product + 8.0 * (1 if shots == "one" else 1.5) + 1.25 * read
+    assert estimate_us(facts_of(problem), gpus, schedule, "captured") == pytest.approx(by_hand)
+    took = predict_ms(problem, schedule, gpus) * 1e3
+    assert took == pytest.approx(by_hand, rel=0.05)
+    host = 17.0 + costs.host_launch_us
+    ruled = estimate_us(facts_of(problem), gpus, schedule, "synchronized")
+    assert ruled == pytest.approx(by_hand + host)
+
+
+def test_sums_that_read_products_are_candidates_where_their_cost_is_known() -> None:
+    known = replace(GPUS, costs=replace(COSTS, pull_us=8.0))
+
+    def found(problem: Problem, machine: Machine, **words: bool) -> set[str]:
+        names = {s.name for s in candidates(facts_of(problem), machine, **words)}
+        return names & {"one_shot_pull", "two_shot_pull"}
+
+    many = Problem.chunked("matmul_all_reduce", WORLD, 5000, N, K)
+    biased = replace(many, outputs=(replace(many.outputs[0], bias=True),))
+    assert found(many, known) == {"one_shot_pull", "two_shot_pull"}
+    assert found(biased, known) == {"two_shot_pull"}
+    assert not found(many, GPUS) and not found(many, replace(known, engine="host"))
+    assert not found(many, known, gates=False) and not found(many, known, alone=False)
+    assert not found(Problem.chunked("matmul_reduce_scatter", WORLD, 5000, N, K), known)
 
 
 def test_a_gather_multiplies_no_faster_than_a_gated_launch() -> None:

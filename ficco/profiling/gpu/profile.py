@@ -75,7 +75,9 @@ def profile(ranks: Ranks, progress: Progress) -> dict[str, Any]:
         probed = calls.probed(ranks)
         costs["call_us"] = call_us(probed, ranks.world, calls.DTYPE, table)
     with _part(ranks, progress, "stores at peers"):
-        costs |= one_kernel.measure(ranks, costs["launch_us"])
+        costs |= one_kernel.measure(
+            ranks, costs["launch_us"], max(rate for _, rate in table["links"][0]["gbps"])
+        )
     ficco.close()
     return table
 
