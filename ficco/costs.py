@@ -27,6 +27,8 @@ class Costs:
         host_serial_us: host time of a call of a whole GEMM and a collective, including checks.
         host_direct_us: host time of a call of one launch (transport "sm"), including checks; 0:
             host_call_us plus host_kernel_us is assumed. See also `host_native_us`.
+        host_product_us: host time of a library's product before the one launch of a call; 0: not
+            known, so host_launch_us is assumed.
         skew_us: time between the ranks' starts of a call.
         store_us: from a kernel's store at a peer until a waiting kernel there has the data; 0: not
             known, so nothing is predicted for transport "sm".
@@ -56,6 +58,7 @@ class Costs:
     host_words_us: float = 0.0
     host_serial_us: float = 0.0
     host_direct_us: float = 0.0
+    host_product_us: float = 0.0
     skew_us: float = 0.0
     store_us: float = 0.0
     direct_us: float = 0.0

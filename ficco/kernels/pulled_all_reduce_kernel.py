@@ -28,14 +28,18 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import PULL
-from ficco.kernels.one_kernel_handshake import MET, give_back, leave, open_window, tell
+from ficco.kernels.one_kernel_handshake import leave, tell
 from ficco.kernels.signal_sets import await_words, raise_words
 from ficco.plan import SIGNALS, Signal, signal_place
+from ficco.tables import GATES
 
 __all__ = ["pulled_all_reduce"]
 
 _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 _ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
+_FREE = tl.constexpr(signal_place(Signal(0, "free", 0)))
+_GATES = tl.constexpr(GATES)
+_FAILED = tl.constexpr(0)  # gate: 1 if a wait for `free` or `entered` has given up
 
 
 @triton.jit
@@ -201,7 +205,7 @@ def _collect(  # noqa: PLR0913
 
 
 @triton.jit
-def _await_readers(  # noqa: PLR0913
+def _release(  # noqa: PLR0913
     places,
     words,
     gates,
@@ -217,26 +221,27 @@ def _await_readers(  # noqa: PLR0913
     TWICE: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Notify the peers that this rank has read their windows; wait for the same; clear all words.
+    """Notify the peers that this rank has read their windows; wait for the same; raise free.
 
-    owners: set of the peers whose first `items` signals are cleared, too, if TWICE.
+    The words that peers raised are cleared: the first `items` signals of owners, if TWICE.
     """
     everyone = tl.arange(0, 64)
+    of_peers = ((peers >> everyone) & 1) != 0
     raise_words(places, rank * _CHUNKS + read, peers, 1, WORLD, ON_GPU)
-    done = await_words(
-        words + read, _CHUNKS, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
-    )
-    if done == 0:
-        _tell_missing(words + read, _CHUNKS, peers, 1, read, status)
-        tl.store(gates + MET, 2)
+    tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers)
     if TWICE:
         chunk = tl.arange(0, _CHUNKS)
         for owner in tl.static_range(WORLD):
             heard = (chunk < items) & (((owners >> owner) & 1) != 0)
             tl.store(words + owner * _CHUNKS + chunk, tl.zeros_like(chunk), mask=heard)
-    of_peers = ((peers >> everyone) & 1) != 0
-    tl.store(words + everyone * _CHUNKS + read, tl.zeros_like(everyone), mask=of_peers)
-    tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers)
+    done = await_words(
+        words + read, _CHUNKS, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
+    )
+    if done != 0:
+        tl.store(words + everyone * _CHUNKS + read, tl.zeros_like(everyone), mask=of_peers)
+        raise_words(places, _FREE + rank, peers, 1, WORLD, ON_GPU)
+    else:
+        _tell_missing(words + read, _CHUNKS, peers, 1, read, status)
 
 
 @triton.jit(do_not_specialize=PULL.unknown)
@@ -272,7 +277,8 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
 
     places: int64 [2, copy_places], of both copies of the window: addresses of each rank's words, of
     its products, and of its sums; the first row of each rank's sums, and m.
-    gates: int32, of the handshake; all 0 before and after.
+    gates: int32: whether a wait has given up, and how many programs ended (`leave`); all 0 before
+    and after.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
     copy: of the window. items: blocks of SIZE elements or, if TWICE, chunks of a rank's rows.
     read: index of the signal that a rank has read all that it reads.
@@ -286,17 +292,25 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
     patience_ns = timeout_ns
     if tl.program_id(0) == 0:
-        opened = open_window(
-            places, words, gates, stop, status, rank, peers, digest, patience_ns, WORLD, ON_GPU
+        everyone = tl.arange(0, 64)
+        of_peers = ((peers >> everyone) & 1) != 0
+        free = await_words(
+            words + _FREE, 1, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
         )
-        if opened == 0:
+        if free != 0:
+            tl.store(words + _FREE + everyone, tl.zeros_like(everyone), mask=of_peers)
+            raise_words(places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
+        else:
+            tl.store(gates + _FAILED, 1)
+            _tell_missing(words + _FREE, 1, peers, 1, _FREE, status)
             patience_ns = tl.zeros_like(patience_ns)
     came = await_words(
         words + _ENTERED, 1, peers, digest, gates, stop, patience_ns, False, WORLD, ON_GPU
     )
     if came == 0:
-        tl.store(gates + MET, 2)  # the window is not released
+        tl.store(gates + _FAILED, 1)
         _tell_missing(words + _ENTERED, 1, peers, digest, _ENTERED, status)
+        patience_ns = tl.zeros_like(patience_ns)
     _add_up(
         bias, y, places, items, m, n, rank, peers, came, y_stride,
         WORLD, TWICE, BIAS, FLAT, SIZE, EDGE, BYTES, ON_GPU,
@@ -308,10 +322,11 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
         )  # fmt: skip
     # The last program to end knows that all others have read all that they read.
     if leave(gates) == tl.num_programs(0) - 1:
-        if tl.load(gates + MET, volatile=True) == 0:
-            tl.store(gates + MET, 1)
-            _await_readers(
+        failed = tl.load(gates + _FAILED, volatile=True)
+        tl.debug_barrier()
+        tl.store(gates + tl.arange(0, _GATES), tl.zeros((_GATES,), tl.int32))
+        if failed == 0:
+            _release(
                 places, words, gates, stop, status, items, read, rank, peers, owners, patience_ns,
                 WORLD, TWICE, ON_GPU,
             )  # fmt: skip
-        give_back(places, gates, rank, peers, WORLD, ON_GPU)

@@ -311,7 +311,8 @@ def _one_launch(
     """
     costs, pulls = machine.costs, schedule.compute == "whole"
     host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
-    host += costs.host_launch_us if pulls or _is_made_before(facts, schedule) else 0.0
+    if pulls or _is_made_before(facts, schedule):
+        host += costs.host_product_us or costs.host_launch_us
     if pulls:
         return whole + _pulled(facts, machine, schedule), host
     return _one_kernel(facts, machine, schedule, whole), host

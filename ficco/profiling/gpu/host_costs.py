@@ -42,22 +42,30 @@ def measure(ranks: Ranks) -> dict[str, float]:
 
     Times are those of the slowest rank, on the host's clock, of calls that are queued ten at a
     time. The least of several turns counts, because other processes may use the host. The cost of a
-    serial call is the mean over operators; that of a call with one launch is that of the
-    whole call. Least squares over ficco's calls gives the others. A launch costs at least as much
-    as torch.mm. ficco must be open for the GPUs.
+    serial call is the mean over operators; that of a call with one launch is that of the whole
+    call, and that of a product is what a call with a product before its launch takes more. Least
+    squares over ficco's calls gives the others. A launch costs at least as much as torch.mm. ficco
+    must be open for the GPUs.
     """
     a, b, c = (_matrix(ranks, 64, 64) for _ in range(3))
     points = list(product(_OPERATORS, _schedules()))
     serial = [_call(ranks, op, Schedule.named("serial")) for op in _SERIAL]
-    direct = _call(ranks, "matmul_all_reduce", Schedule.named("one_shot_sm"))
-    calls = [lambda: torch.mm(a, b, out=c), direct, *serial]
+    direct, pulled = (
+        _call(ranks, "matmul_all_reduce", Schedule.named(name))
+        for name in ("one_shot_sm", "one_shot_pull")
+    )
+    calls = [lambda: torch.mm(a, b, out=c), direct, pulled, *serial]
     calls += [_call(ranks, *point) for point in points]
     turns = [[_host_us(ranks, call) for call in calls] for _ in range(_TURNS)]
-    launch, direct_us, *times = (
+    launch, direct_us, pulled_us, *times = (
         ranks.slowest(min(call_times)) for call_times in zip(*turns, strict=True)
     )
     serial_us, times = statistics.mean(times[: len(serial)]), times[len(serial) :]
-    costs = {"host_serial_us": serial_us, "host_direct_us": direct_us}
+    costs = {
+        "host_serial_us": serial_us,
+        "host_direct_us": direct_us,
+        "host_product_us": max(0.1, pulled_us - direct_us),
+    }
     tallies = [_tally(ranks, *point) for point in points]
     return costs | submission_costs(tallies, times, launch, direct_us)
 
