@@ -39,7 +39,7 @@ def add_to(commands: Any) -> None:
         (
             ("small shapes on four paced ranks", "ficco sweep laptop --out DIR"),
             ("the same shapes, predicted for eight H200s",
-             "ficco sweep laptop --out DIR2 --simulate h200x8"),
+             "ficco sweep laptop --out DIR2 --simulate h200x8 --ranks 8"),
         ),
     )  # fmt: skip
     what = parser.add_argument_group("grid and folder")
