@@ -323,5 +323,10 @@ def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -
     label = "a run that took times" if timeline.engine == "cuda" else "its fastest run"
     if timeline.simulated:
         label = "simulated"
+    else_ms = best.row.overlap_ms - timeline.duration_us / 1e3
+    if timeline.simulated and f"{else_ms:.3f}" != "0.000":
+        label += (
+            f"; {else_ms:.3f} ms of its time are outside these steps, at the call's start and end"
+        )
     print(f"\n{best.row.schedule}, {label}:", file=stream)
     print(text_timeline(timeline, width_of(stream)), file=stream)
