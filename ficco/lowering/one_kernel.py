@@ -39,12 +39,14 @@ def check_axes(schedule: Schedule) -> None:
     Raises:
         ScheduleError: the message names the nearest schedule that works.
     """
-    for axis, value in _NEEDED.items():
-        if (actual := getattr(schedule, axis)) != value:
-            raise ScheduleError(
-                f"transport='sm' with {axis}={actual!r} is not implemented; the nearest that works "
-                f"is {axis}={value!r}, or transport='dma'"
-            )
+    wrong = [axis for axis, value in _NEEDED.items() if getattr(schedule, axis) != value]
+    if wrong:
+        found = ", ".join(f"{axis}={getattr(schedule, axis)!r}" for axis in wrong)
+        nearest = ", ".join(f"{axis}={_NEEDED[axis]!r}" for axis in wrong)
+        raise ScheduleError(
+            f"transport='sm' with {found} is not implemented; the nearest that works is {nearest}, "
+            "or transport='dma'"
+        )
 
 
 def slices(size: int, chunks: int) -> list[Slice]:
