@@ -13,9 +13,10 @@ import pytest
 from calling import call
 from forking import Forked
 
-from ficco import oracle
+from ficco import data, oracle
 from ficco.cli import engine_choice, run
 from ficco.cli.arguments import Request, request_from
+from ficco.errors import InputError
 from ficco.operators import OPERATORS
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -69,6 +70,41 @@ class TestRun:
             assert row["bytes"] == 67 * 31 * 4  # every shard goes to one peer
             assert row["overlap_ms"] > 0 and row["ideal_ms"] > 0
         assert "PACED" in err and "0.045 GB/s" in err
+
+    def test_all_can_be_one_of_several(self, capsys: Any, tmp_path: Path) -> None:
+        mine = tmp_path / "mine.toml"
+        mine.write_text('taper = "tail"\n')
+        for text in (f"all,{mine}", f"{mine},all", f"serial,all,{mine},serial"):
+            code, out, err = call(capsys, "run", *SMALL, "--schedule", text, "--iters=1", "--json")
+            assert code == 0, err
+            rows = [row["schedule"] for row in json.loads(out)["results"]]
+            assert sorted(rows) == sorted([*Schedule.names(), "mine"])
+
+    def test_a_file_with_the_name_of_another_schedule(self, capsys: Any, tmp_path: Path) -> None:
+        named, unnamed = tmp_path / "a.toml", tmp_path / "serial.toml"
+        named.write_text('name = "serial"\ntaper = "tail"\n')
+        unnamed.write_text('taper = "tail"\n')
+        for file in (named, unnamed):
+            code, out, err = call(capsys, "run", *SMALL, "--schedule", f"serial,{file}")
+            assert code == 2 and out == "" and f"--schedule {file}: its name is 'serial'" in err
+        named.write_text(data.text("named", "serial", "schedule", InputError))
+        code, out, err = call(capsys, "run", *SMALL, "--schedule", f"serial,{named}", "--json")
+        assert code == 0 and len(json.loads(out)["results"]) == 1, err
+
+    def test_the_table_shows_serial_too(self, capsys: Any) -> None:
+        """Speed-ups are relative to it; the document has its time in every row."""
+        args = ("run", *SMALL, "--iters", "1", "--schedule", "gated_1d")
+        for more in ((), ("--machine", "mesh4", "--simulate")):
+            out = call(capsys, *args, *more)[1]
+            lines = out.splitlines()
+            head = next(i for i, line in enumerate(lines) if line.startswith("schedule "))
+            assert [line.split()[0] for line in lines[head + 1 : head + 3]] == [
+                "serial",
+                "gated_1d",
+            ]
+            assert "\ngated_1d, " in out  # the picture is of what was requested
+            (row,) = json.loads(call(capsys, *args, *more, "--json")[1])["results"]
+            assert row["schedule"] == "gated_1d"
 
     def test_the_table_says_what_is_paced(self, capsys: Any) -> None:
         code, out, _ = call(capsys, "run", *SMALL, "--schedule", "gated_1d")
@@ -146,7 +182,7 @@ class TestRun:
         (["run", "--dtype", "float64"], "float64"),
         (["run", "--machine", "h200"], "unknown machine"),
         (["run", "--machine", "/no/such.toml"], "cannot be read"),
-        (["run", "--grain", "0"], "grain=0"),
+        (["run", "--grain", "0"], "--grain 0: a whole number from 1 to 256 is needed"),
         (["run", "--iters", "0"], "--iters 0"),
         (["run", "--iters", "1000001"], "--iters 1000001: it must be from 1 to 1,000,000"),
         (["run", "--ranks=--"], "'--'"),  # by newer Pythons' argparse, too
