@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ficco import __version__, logs
 from ficco.cli import doctor, explain, listing, plan, run, streams, sweep
 from ficco.cli.ending import ending
+from ficco.cli.parsing import Parser
 from ficco.errors import FiccoError, InputError
 
 __all__ = ["main", "parser"]
@@ -29,7 +30,7 @@ _EXAMPLES = (
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; it sets `command` and `main` of the named command."""
-    command_parser = argparse.ArgumentParser(
+    command_parser = Parser(
         prog="ficco",
         description="Overlaps tensor-parallel communication with the GEMMs that depend on it.",
         epilog="\n".join(_EXAMPLES),

@@ -176,7 +176,7 @@ class TestRun:
         (["run", "--ranks", "9", "--machine", "mesh8"], "'mesh8' has 8"),
         (["run", "--ranks", "65"], "1 to 64"),
         (["run", "--m", "0"], "m=0"),
-        (["run", "--m", "many"], "invalid int value"),
+        (["run", "--m", "many"], "--m 'many': a whole number is needed"),
         (["run", "--grain", "x"], "'x' is neither a whole number nor world"),
         (["plan", "--check", ""], "--check '': the name of the file is empty"),
         (["run", "--dtype", "float64"], "float64"),
@@ -212,7 +212,7 @@ class TestRun:
         (["plan", "--schedule", "all"], "one --schedule"),
         (["plan", "--rank", "4"], "--rank 4"),
         (["plan", "--check", "/no/such/plan.json"], "--check"),
-        (["fly"], "invalid choice"),
+        (["fly"], "command 'fly' is unknown"),
         ([], "usage"),
     ],
 )
