@@ -120,8 +120,9 @@ class TimeoutExceeded(EngineError, TimeoutError):
     """
 
     def __init__(self, rank: int, step: str, signal: str, seconds: float, hint: str) -> None:
+        time = f"{seconds:.3g} s" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
         super().__init__(
-            f"rank {rank}, step {step!r}: {signal} did not arrive within {seconds:.3g} s. {hint}"
+            f"rank {rank}, step {step!r}: {signal} did not arrive within {time}. {hint}"
         )
         self.rank = rank
         self.step = step

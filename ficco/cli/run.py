@@ -20,7 +20,7 @@ from ficco.cli.launch import end_with_launcher, launch
 from ficco.cli.measure import Executor, NodeExecutor, PlanExecutor, Point, measure, requested
 from ficco.cli.plan_file import plan_request
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, FiccoError, InputError
+from ficco.errors import EngineError, FiccoError, InputError, TimeoutExceeded
 from ficco.timeline import REGIMES, Timeline
 
 __all__ = ["add_to"]
@@ -166,6 +166,13 @@ def _measured(args: argparse.Namespace, request: Request, is_rank: bool) -> int:
                 _print(args, request, points, _how(args, request, is_rank))
                 _picture(args, best, timeline)
         _write_trace(trace, request, best, timeline)
+    except TimeoutExceeded as error:
+        text, advice, _ = str(error).partition("timeout_s is ")  # what follows is for functions
+        if not advice:
+            raise
+        raise EngineError(
+            f"{text}--timeout is {args.timeout:g} s: raise it if the machine is slow"
+        ) from error
     finally:
         _close(trace)
     return 0 if all(point.row.ok for point in points) else 1

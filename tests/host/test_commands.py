@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,12 @@ class TestRun:
         code, out, err = call(capsys, "run", *SMALL, "--schedule", f"serial,{named}", "--json")
         assert code == 0 and len(json.loads(out)["results"]) == 1, err
 
+    def test_a_file_whose_description_is_no_text(self, capsys: Any, tmp_path: Path) -> None:
+        file = tmp_path / "mine.toml"
+        file.write_text("about = 3\n")
+        code, out, err = call(capsys, "run", *SMALL, "--schedule", str(file))
+        assert code == 2 and out == "" and f"schedule '{file}': about=3: a text is needed" in err
+
     def test_the_table_shows_serial_too(self, capsys: Any) -> None:
         """Speed-ups are relative to it; the document has its time in every row."""
         args = ("run", *SMALL, "--iters", "1", "--schedule", "gated_1d")
@@ -163,7 +170,8 @@ class TestRun:
     def test_a_run_that_times_out_is_exit_1(self, capsys: Any) -> None:
         code, out, err = call(capsys, "run", "--timeout", "0.001", "--schedule", "serial")
         assert code == 1 and out == ""
-        assert "did not arrive within" in err
+        assert re.search(r"did not arrive within [\d.]+ m?s\. ", err), err
+        assert err.endswith("--timeout is 0.001 s: raise it if the machine is slow\n")
 
 
 @pytest.mark.parametrize(
