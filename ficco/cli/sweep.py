@@ -17,6 +17,7 @@ from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, FiccoError, InputError, MachineError
 from ficco.machine import Machine
 from ficco.problem import MAX_WORLD
+from ficco.report.sweep_page import lacking
 from ficco.report.tables import UNLIMITED, counted, width_of, wrapped
 from ficco.selector import Book
 from ficco.sweeping.grid import Grid
@@ -104,9 +105,12 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(f"--seconds {args.seconds}: it must be a positive number of seconds")
     args.timeout = positive_seconds(args.timeout, "--timeout")
     request = _request(args, Grid.named(args.grid))
+    no_report = "" if args.no_report else lacking(request.folder)
+    if no_report:
+        print(f"ficco sweep: there will be no report: {no_report}", file=sys.stderr)
     outcome = run(request)
     _say(args, request, outcome)
-    if not args.no_report:
+    if not args.no_report and not no_report:
         _report(request.folder)
     if outcome.interrupted:
         return 130
