@@ -85,7 +85,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
         logs.log.info("%s begins", shlex.join(["ficco", *words]))
         with ending():
             code: int = args.main(args)
-            sys.stdout.flush()
+            with streams.reader_may_leave():
+                sys.stdout.flush()
         logs.log.info("ficco %s ends with exit code %d", args.command, code)
         return code
     except InputError as error:
@@ -104,9 +105,9 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"ficco {args.command}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has what it wanted, as `head` has
         streams.drop_output()
-        return 1
+        return 0
     except OSError as error:
         failed = streams.finish_output() or error
         print(f"ficco {args.command}: {streams.error_text(failed)}", file=sys.stderr)

@@ -20,6 +20,7 @@ from ficco.cli.launch import end_with_launcher, launch
 from ficco.cli.measure import Executor, NodeExecutor, PlanExecutor, Point, measure, requested
 from ficco.cli.plan_file import plan_request
 from ficco.cli.progress_line import Working
+from ficco.cli.streams import reader_may_leave
 from ficco.errors import EngineError, FiccoError, InputError, TimeoutExceeded
 from ficco.timeline import REGIMES, Timeline
 
@@ -163,8 +164,9 @@ def _measured(args: argparse.Namespace, request: Request, is_rank: bool) -> int:
             best = _best(request, points)
             timeline = None if best.best is None else executor.joined(best.best)
             if executor.leads:
-                _print(args, request, points, _how(args, request, is_rank))
-                _picture(args, best, timeline)
+                with reader_may_leave():
+                    _print(args, request, points, _how(args, request, is_rank))
+                    _picture(args, best, timeline)
         _write_trace(trace, request, best, timeline)
     except TimeoutExceeded as error:
         text, advice, _ = str(error).partition("timeout_s is ")  # what follows is for functions
@@ -192,8 +194,9 @@ def _simulated(args: argparse.Namespace, parser: argparse.ArgumentParser, regime
     try:
         points = simulated(request, regime)
         best = _best(request, points)
-        _print(args, request, points, f"simulated, {regime}")
-        _picture(args, best, best.best)
+        with reader_may_leave():
+            _print(args, request, points, f"simulated, {regime}")
+            _picture(args, best, best.best)
         _write_trace(trace, request, best, best.best)
     finally:
         _close(trace)
