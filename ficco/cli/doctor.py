@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ficco.cli.arguments import HOST_RANKS, add_command
 from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, InputError, MachineError
+from ficco.errors import EngineError, InputError, MachineError, counted
 from ficco.machine import Machine
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ def _text(findings: Sequence[Finding]) -> str:
 def _platform() -> Finding:
     system, arch = platform.system(), platform.machine()
     ok = system == "Linux" and arch in ("x86_64", "aarch64")
-    found = f"{system} {arch}, Python {platform.python_version()}, {os.cpu_count()} cores"
+    cores = counted(os.cpu_count() or 1, "core")
+    found = f"{system} {arch}, Python {platform.python_version()}, {cores}"
     return Finding("platform", ok, found, "everything", "" if ok else "use Linux, x86-64 or arm64")
 
 

@@ -14,11 +14,11 @@ from ficco.checking import positive_seconds
 from ficco.cli import engine_choice
 from ficco.cli.arguments import HOST_RANKS, add_command, fitting
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, FiccoError, InputError, MachineError
+from ficco.errors import EngineError, FiccoError, InputError, MachineError, counted
 from ficco.machine import Machine
 from ficco.problem import MAX_WORLD
 from ficco.report.sweep_page import lacking
-from ficco.report.tables import UNLIMITED, counted, width_of, wrapped
+from ficco.report.tables import UNLIMITED, width_of, wrapped
 from ficco.selector import Book
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.running import Outcome, SweepRequest, run

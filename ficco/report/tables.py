@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ficco.errors import counted
 from ficco.machine import Machine
 from ficco.problem import Problem
 
 __all__ = [
     "UNLIMITED",
     "Column",
-    "counted",
     "drawn",
     "heading",
     "results_table",
@@ -69,11 +69,6 @@ def wrapped(text: str, width: int, indent: str = "") -> str:
         for line in text.splitlines()
     ]
     return "\n".join(lines)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number and its noun: "1 run", "2 runs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str:
