@@ -71,9 +71,10 @@ def _main(args: argparse.Namespace) -> int:
 
     width = width_of(sys.stdout, UNLIMITED)
     lines = [
-        f"{p.op}  m={p.m} n={p.n} k={p.k}  {counted(p.world, 'rank')}  {p.dtype}  {args.regime}",
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  {counted(p.world, 'rank')}  {p.dtype}  "
+        f"regime {args.regime}",
         f"machine {profile.name}: {profile.about}",
-        f"figures: {profile.source or 'of the profile'}",
+        f"rates: {profile.source or 'those of the profile'}",
     ]
     print(wrapped("\n".join(lines), width, "  "))
     print(_table(choice, width_of(sys.stdout)))

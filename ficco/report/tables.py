@@ -80,8 +80,8 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
         f"engine {machine.engine} ({compute}), machine {machine.name}: {machine.about}",
     ]
     if not iters:
-        source = machine.source or "of the profile"
-        lines.append(f"nothing ran; predicted from rates: {source}")
+        source = f": {machine.source}" if machine.source else ""
+        lines.append(f"nothing ran; predicted from the rates of the profile{source}")
         return "\n".join(lines)
     if machine.engine == "cuda":
         lines.append("each call is timed alone, on the host's clock")
@@ -97,7 +97,7 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
         for dtype, rate in machine.gemm_gflops:
             which = "GEMMs" if dtype == "any" else f"GEMMs of {dtype}"
             rates.append(f"{which} at {rate:g} GFLOP/s per rank")
-        lines.append(f"PACED: real copies and real GEMMs, lengthened to {', '.join(rates)}")
+        lines.append(f"PACED: real copies and real GEMMs, slowed down to {', '.join(rates)}")
     return "\n".join(lines)
 
 

@@ -49,7 +49,10 @@ class TestExplain:
     def test_a_table_with_reasons(self, capsys: Any) -> None:
         code, out, _ = call(capsys, "explain", *SIZES, "--machine", "mesh4")
         assert code == 0
-        assert "->" in out and "of serial" in out and "leave a rank" in out
+        assert "->" in out and "serial" in out and "leave a rank" in out
+        assert out.splitlines()[0].endswith("  regime captured")
+        assert "\nrates: those of the profile\n" in out
+        assert "\nrates: measured 20" in call(capsys, "explain", "--machine", "h200x4")[1]
 
     def test_a_book_of_another_shape_or_regime_says_so(self, capsys: Any, tmp_path: Path) -> None:
         near = ("--m", "8192", "--n", "9216", "--k", "8192", "--machine", "h200x2")
