@@ -321,7 +321,8 @@ def _print(args: argparse.Namespace, request: Request, points: list[Point], how:
     about = heading(p, request.machine, how, 0 if args.simulate else args.iters)
     print(wrapped(about, width, "  "), file=stream)
     print(results_table([asdict(point.row) for point in points], width_of(stream)), file=stream)
-    for line in (*request.chosen, *request.refused):
+    alone = ("one rank: nothing is sent, so there is nothing to overlap",) if p.world == 1 else ()
+    for line in (*alone, *request.chosen, *request.refused):
         print(wrapped(line, width, "  "), file=stream)
 
 

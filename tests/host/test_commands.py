@@ -113,6 +113,13 @@ class TestRun:
             (row,) = json.loads(call(capsys, *args, *more, "--json")[1])["results"]
             assert row["schedule"] == "gated_1d"
 
+    def test_one_rank_has_nothing_to_overlap(self, capsys: Any) -> None:
+        for more in ((), ("--machine", "mesh4", "--simulate")):
+            for ranks, said in (("1", True), ("2", False)):
+                args = ("run", *SMALL, "--schedule", "serial", "--ranks", ranks, *more)
+                out = call(capsys, *args)[1]
+                assert ("one rank: nothing is sent, so there is nothing to overlap" in out) is said
+
     def test_the_table_says_what_is_paced(self, capsys: Any) -> None:
         code, out, _ = call(capsys, "run", *SMALL, "--schedule", "gated_1d")
         assert code == 0
