@@ -138,7 +138,32 @@ def __getattr__(name: str) -> Any:
         found = getattr(import_module(f"ficco.{_HOMES[name]}"), name)
         globals()[name] = found  # looked up once: it would cost every call microseconds
         return found
+    if name == "_native":
+        return _native_core()
     raise AttributeError(f"module 'ficco' has no attribute {name!r}")
+
+
+def _native_core() -> Any:
+    """Import the native core, for `from ficco import _native`.
+
+    Raises:
+        EngineError: it is missing, as in a folder of sources, or cannot be loaded.
+    """
+    from ficco.errors import EngineError
+
+    try:
+        return import_module("ficco._native")
+    except ModuleNotFoundError:
+        raise EngineError(
+            f"{__path__[0]} is a folder of sources without the native core, ficco._native; change "
+            "to another folder, where Python finds the installed ficco, or run `pip install -e .` "
+            "in the checkout"
+        ) from None
+    except ImportError as reason:
+        raise EngineError(
+            f"the native core cannot be loaded ({reason}); install ficco again, with a C++20 "
+            "compiler"
+        ) from reason
 
 
 def __dir__() -> list[str]:

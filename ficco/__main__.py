@@ -1,10 +1,22 @@
-"""`python -m ficco` is the command `ficco`; so it runs under torchrun."""
+"""The command `ficco`; as `python -m ficco` it runs under torchrun."""
 
 from __future__ import annotations
 
 import sys
 
-from ficco.cli.main import main
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command and return its exit code; Ctrl-C while it is imported ends it, too."""
+    try:
+        from ficco.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("ficco: interrupted", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

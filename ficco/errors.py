@@ -19,6 +19,7 @@ __all__ = [
     "ScheduleError",
     "TimeoutExceeded",
     "closest",
+    "counted",
     "shown",
 ]
 
@@ -120,8 +121,9 @@ class TimeoutExceeded(EngineError, TimeoutError):
     """
 
     def __init__(self, rank: int, step: str, signal: str, seconds: float, hint: str) -> None:
+        time = f"{seconds:.3g} s" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
         super().__init__(
-            f"rank {rank}, step {step!r}: {signal} did not arrive within {seconds:.3g} s. {hint}"
+            f"rank {rank}, step {step!r}: {signal} did not arrive within {time}. {hint}"
         )
         self.rank = rank
         self.step = step
@@ -135,6 +137,16 @@ def closest(name: Any, known: Iterable[str]) -> str:
     text = name[:_MOST_SHOWN] if isinstance(name, str) else shown(name)
     near = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    Example:
+        >>> counted(1, "core"), counted(2, "core")
+        ('1 core', '2 cores')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def shown(value: Any) -> str:

@@ -157,10 +157,16 @@ class Posed(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A call of one rank: the problem, and this rank's tensors by buffer name."""
+    """A call of one rank: the problem, and this rank's tensors by buffer name.
+
+    Attributes:
+        results: the results of a rank without rows, which runs the problem only to find out whether
+            the other ranks have rows; None: the outputs of the problem are the results.
+    """
 
     problem: Problem
     tensors: dict[str, Array]
+    results: list[Array] | None = None
 
 
 class Kept(NamedTuple):

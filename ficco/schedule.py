@@ -187,6 +187,10 @@ class Schedule:
                     f"schedule {name!r}: unknown axis {shown(field)}{closest(field, known)}. "
                     f"Known: {', '.join(known)}, about"
                 )
+        if not isinstance(table.get("about", ""), str):
+            raise ScheduleError(
+                f"schedule {name!r}: about={shown(table['about'])}: a text is needed"
+            )
         try:
             return cls(**{key: table[key] for key in known if key in table})
         except ScheduleError as wrong:

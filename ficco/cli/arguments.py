@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ficco import operators
+from ficco import data, operators
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
 from ficco.dtypes import DTYPES
 from ficco.errors import InputError, ScheduleError
@@ -17,7 +17,7 @@ from ficco.machine import Machine
 from ficco.passes.served import check_served
 from ficco.plan import Plan
 from ficco.problem import MAX_WORLD, Problem
-from ficco.schedule import Schedule
+from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.candidates import few_rows
 
 __all__ = ["Request", "add_command", "add_problem", "fitting", "problem_from", "request_from"]
@@ -129,7 +129,7 @@ def _grain(text: str) -> int | str:
 
 def schedule_help(default: str) -> str:
     """Return the help text of --schedule; the default "all" means that several are accepted."""
-    several = " Several names are separated by commas; `all` stands for all of the operator's."
+    several = " Several are separated by commas; `all` stands for all of the operator's."
     return (
         "The schedule: a name from `ficco list schedules`, a .toml file, or `auto` for the one "
         f"that is predicted to be fastest.{several if default == 'all' else ''} Default: {default}."
@@ -156,37 +156,74 @@ def request_from(
         InputError: an argument is invalid.
     """
     problem, machine = problem_from(args, engine, ranks)
-    all_schedules = args.schedule == "all"
-    schedules, refused, chosen = [], [], []
-    names = Schedule.names(problem.op) if all_schedules else args.schedule.split(",")
-    most_rows = few_rows(problem.op)
-    if all_schedules and problem.m > most_rows:
-        few_row_names = [name for name in names if Schedule.named(name).transport == "sm"]
-        names = [name for name in names if name not in few_row_names]
-        refused = [
-            f"{name} left out: it is for {most_rows} rows or fewer, these are {problem.m}"
-            for name in few_row_names
-        ]
-    for name in names:
+    _check_grain(args.grain)
+    schedules: list[Schedule] = []
+    refused: list[str] = []
+    chosen: list[str] = []
+    for name, one_of_all in _named(args.schedule, problem, refused):
         if name == "auto":
             schedule, chosen_text = _automatic(args, problem, machine, regime)
             schedules.append(schedule)
             chosen.append(chosen_text)
             continue
-        schedule = Schedule.named(name)
+        schedule = _read(name)
         # With `all`, shard-level schedules keep grain 1; a named schedule takes any grain.
-        if args.grain is not None and not (all_schedules and schedule.grain == 1):
+        if args.grain is not None and not (one_of_all and schedule.grain == 1):
             schedule = replace(schedule, grain=args.grain)
         schedule = schedule.resolve(problem.world, machine)
         try:
             check_served(problem, schedule, machine.engine if simulated else engine)
         except ScheduleError as reason:
-            if not all_schedules:
+            if not one_of_all:
                 raise
             refused.append(f"{name} left out: {reason}")
         else:
             schedules.append(schedule)
     return Request(problem, machine, tuple(dict.fromkeys(schedules)), tuple(refused), tuple(chosen))
+
+
+def _named(text: str, problem: Problem, refused: list[str]) -> list[tuple[str, bool]]:
+    """Return the names in --schedule, and whether each stands for one of `all`.
+
+    `refused` gets a line for each schedule of `all` that is left out.
+    """
+    names = []
+    for given in text.split(","):
+        if given != "all":
+            names.append((given, False))
+            continue
+        most_rows = few_rows(problem.op)
+        for name in Schedule.names(problem.op):
+            if problem.m > most_rows and Schedule.named(name).transport == "sm":
+                refused.append(
+                    f"{name} left out: it is for {most_rows} rows or fewer, these are {problem.m}"
+                )
+            else:
+                names.append((name, True))
+    return names
+
+
+def _read(name: str) -> Schedule:
+    """Return a schedule by its name, or from a file.
+
+    Raises:
+        ScheduleError: there is none, or a file uses the name of another schedule.
+    """
+    schedule = Schedule.named(name)
+    taken = schedule.name != name and schedule.name in data.names("named")
+    if taken and schedule != Schedule.named(schedule.name):
+        raise ScheduleError(
+            f"--schedule {name}: its name is {schedule.name!r}, which is another schedule of "
+            'ficco\'s; give it a name of its own in the file: name = "..."'
+        )
+    return schedule
+
+
+def _check_grain(grain: int | str | None) -> None:
+    if isinstance(grain, int) and not 1 <= grain <= MAX_CHUNKS:
+        raise InputError(
+            f"--grain {grain}: a whole number from 1 to {MAX_CHUNKS} is needed, or `world`"
+        )
 
 
 def problem_from(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ficco.cli.arguments import HOST_RANKS, add_command
 from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, InputError, MachineError
+from ficco.errors import EngineError, InputError, MachineError, counted
 from ficco.machine import Machine
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ def _text(findings: Sequence[Finding]) -> str:
 def _platform() -> Finding:
     system, arch = platform.system(), platform.machine()
     ok = system == "Linux" and arch in ("x86_64", "aarch64")
-    found = f"{system} {arch}, Python {platform.python_version()}, {os.cpu_count()} cores"
+    cores = counted(os.cpu_count() or 1, "core")
+    found = f"{system} {arch}, Python {platform.python_version()}, {cores}"
     return Finding("platform", ok, found, "everything", "" if ok else "use Linux, x86-64 or arm64")
 
 
@@ -149,8 +150,8 @@ def _native() -> Finding:
     try:
         from ficco.engines import host
     except EngineError as error:
-        return Finding("native core", False, str(error), "everything: the host engine's lanes",
-                       "install ficco again, with a C++20 compiler")  # fmt: skip
+        found, _, do = str(error).partition("; ")
+        return Finding("native core", False, found, "everything: the host engine's lanes", do)
     found = f"threads as copy engines, {host.MOST_LANES} lanes per rank"
     return Finding("native core", True, found, "everything: the host engine's lanes")
 
@@ -189,8 +190,8 @@ def _cuda() -> list[Finding]:
     serves = "NVIDIA GPUs: operators on CUDA tensors, `ficco run`"
     try:
         from ficco.engines import cuda
-    except EngineError as error:
-        return [Finding("CUDA driver", False, str(error), serves, "see native core")]
+    except EngineError:
+        return [Finding("CUDA driver", False, "not checked", serves, "see native core")]
     try:
         version, count = cuda.served_version(), cuda.device_count()
     except cuda.GpuError as error:

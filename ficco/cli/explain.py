@@ -10,6 +10,7 @@ from typing import Any
 from ficco.cli.arguments import HOST_RANKS, add_command, add_problem, problem_from
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, gpus, profile_of
 from ficco.cli.progress_line import Working
+from ficco.errors import counted
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.selector import METHODS, Book, Choice, choose
@@ -66,13 +67,14 @@ def _main(args: argparse.Namespace) -> int:
         about |= {"machine": profile.name, "regime": args.regime}
         print(json.dumps({**about, **choice.to_json()}))
         return 0
-    from ficco.report.tables import UNLIMITED, counted, width_of, wrapped
+    from ficco.report.tables import UNLIMITED, width_of, wrapped
 
     width = width_of(sys.stdout, UNLIMITED)
     lines = [
-        f"{p.op}  m={p.m} n={p.n} k={p.k}  {counted(p.world, 'rank')}  {p.dtype}  {args.regime}",
+        f"{p.op}  m={p.m} n={p.n} k={p.k}  {counted(p.world, 'rank')}  {p.dtype}  "
+        f"regime {args.regime}",
         f"machine {profile.name}: {profile.about}",
-        f"figures: {profile.source or 'of the profile'}",
+        f"rates: {profile.source or 'those of the profile'}",
     ]
     print(wrapped("\n".join(lines), width, "  "))
     print(_table(choice, width_of(sys.stdout)))

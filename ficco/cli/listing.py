@@ -1,4 +1,4 @@
-"""`ficco list`: the machines, schedules, grids and operators that there are, a line each."""
+"""`ficco list`: the operators, machines, schedules and grids that there are, a line each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ficco.errors import InputError
 __all__ = ["add_to"]
 
 _KINDS = {
+    "operators": "operators, for ficco run, plan and explain",
     "machines": "profiles of machines, for --machine",
     "schedules": "named schedules, for --schedule",
     "grids": "grids of shapes, for ficco sweep",
-    "operators": "operators, for ficco run, plan and explain",
 }
 _FOLDERS = {"machines": "machines", "schedules": "named", "grids": "sweeps"}
 
@@ -25,36 +25,57 @@ _FOLDERS = {"machines": "machines", "schedules": "named", "grids": "sweeps"}
 def add_to(commands: Any) -> None:
     """Register the command."""
     parser = add_command(
-        commands, "list", "list machines, schedules, grids or operators",
-        "List what there is by name, with one line of description each.",
+        commands, "list", "list operators, machines, schedules and grids",
+        "List what there is by name, with one line of description each; without KIND, everything.",
         (
             ("the schedules that --schedule takes", "ficco list schedules"),
             ("the machines that --machine takes, as JSON", "ficco list machines --json"),
         ),
     )  # fmt: skip
     parser.add_argument(
-        "kind", choices=tuple(_KINDS), metavar="KIND",
+        "kind", nargs="?", metavar="KIND",
         help="What to list: "
-        + "; ".join(f"{kind} ({about})" for kind, about in _KINDS.items()) + ".",
+        + "; ".join(f"{kind} ({about})" for kind, about in _KINDS.items()) + ". Default: all.",
     )  # fmt: skip
     parser.add_argument(
         "--json", action="store_true",
-        help="Print a JSON list of objects with the fields name and about. Default: a table.",
+        help="Print a JSON list of objects with the fields name and about; without KIND, an object "
+        "with a list per kind. Default: a table.",
     )  # fmt: skip
     parser.set_defaults(main=_main)
 
 
 def _main(args: argparse.Namespace) -> int:
-    entries = _operators() if args.kind == "operators" else _in_files(args.kind)
+    if args.kind is not None and args.kind not in _KINDS:
+        raise InputError(
+            f"{args.kind!r} cannot be listed; name one of {', '.join(_KINDS)}, or none for all"
+        )
+    kinds = _KINDS if args.kind is None else (args.kind,)
+    found = {kind: _operators() if kind == "operators" else _in_files(kind) for kind in kinds}
     if args.json:
-        print(json.dumps([{"name": name, "about": about} for name, about in entries.items()]))
+        rows = {
+            kind: [{"name": name, "about": about} for name, about in entries.items()]
+            for kind, entries in found.items()
+        }
+        print(json.dumps(rows if args.kind is None else rows[args.kind]))
         return 0
+    if args.kind is None:
+        print("\n\n".join(f"{_KINDS[kind]}:\n{_lines(found[kind], '  ')}" for kind in kinds))
+    else:
+        print(_lines(found[args.kind]))
+    return 0
+
+
+def _lines(entries: dict[str, str], indent: str = "") -> str:
+    """Return the names, each with its description, in columns that fit the terminal."""
     from ficco.report.tables import UNLIMITED, width_of, wrapped
 
     longest, width = max(map(len, entries)), width_of(sys.stdout, UNLIMITED)
-    for name, about in entries.items():
-        print(wrapped(f"{name:<{longest}}  {about}".rstrip(), width, " " * (longest + 2)))
-    return 0
+    hanging = indent + " " * (longest + 2)
+    return "\n".join(
+        wrapped(f"{indent}{name:<{longest}}  {about}".rstrip(), width, hanging)
+        for name, about in entries.items()
+    )
 
 
 def _in_files(kind: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ficco import __version__, logs
 from ficco.cli import doctor, explain, listing, plan, run, streams, sweep
 from ficco.cli.ending import ending
+from ficco.cli.parsing import Parser
 from ficco.errors import FiccoError, InputError
 
 __all__ = ["main", "parser"]
@@ -29,7 +30,7 @@ _EXAMPLES = (
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; it sets `command` and `main` of the named command."""
-    command_parser = argparse.ArgumentParser(
+    command_parser = Parser(
         prog="ficco",
         description="Overlaps tensor-parallel communication with the GEMMs that depend on it.",
         epilog="\n".join(_EXAMPLES),
@@ -84,7 +85,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
         logs.log.info("%s begins", shlex.join(["ficco", *words]))
         with ending():
             code: int = args.main(args)
-            sys.stdout.flush()
+            with streams.reader_may_leave():
+                sys.stdout.flush()
         logs.log.info("ficco %s ends with exit code %d", args.command, code)
         return code
     except InputError as error:
@@ -103,9 +105,9 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"ficco {args.command}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has what it wanted, as `head` has
         streams.drop_output()
-        return 1
+        return 0
     except OSError as error:
         failed = streams.finish_output() or error
         print(f"ficco {args.command}: {streams.error_text(failed)}", file=sys.stderr)

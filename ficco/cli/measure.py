@@ -177,9 +177,9 @@ class Point:
 def measure(executor: Executor, request: Request, iters: int, seed: int) -> list[Point]:
     """Run all schedules in turn, round by round, with new inputs in each round.
 
-    Returns the requested points with their rows filled in. The ideal time is the longer of the
-    whole compute and the whole transfer, each alone: as the executor measured them at the start,
-    else as they ran within serial.
+    Returns the points with their rows filled in, `serial` first, whether it was requested or not.
+    The ideal time is the longer of the whole compute and the whole transfer, each alone: as the
+    executor measured them at the start, else as they ran within serial.
     """
     with Working("ficco run", executor.leads) as work:
         return _measured(executor, request, iters, seed, work)
@@ -233,7 +233,7 @@ def _measured(
     serial_ms = statistics.median(points[0].times_ms)
     for point in points:
         finish(point.row, point.times_ms, serial_ms, ideal_ms)
-    return requested(request, points)
+    return points
 
 
 def points_of(request: Request) -> list[Point]:

@@ -10,6 +10,7 @@ from typing import Any
 from ficco.cli.arguments import add_command, add_problem, request_from
 from ficco.cli.plan_file import check_alone, parsed, text_of
 from ficco.cli.progress_line import Working
+from ficco.cli.streams import reader_may_leave
 from ficco.errors import InputError
 from ficco.lowering import lower
 from ficco.passes import compile_plan
@@ -147,8 +148,10 @@ def _tell(result: Verification, as_json: bool) -> int:
     """Print the verdict on a plan; return the exit status."""
     if as_json:
         violation_rows = [violation._asdict() for violation in result.violations]
-        print(json.dumps({"ok": result.ok, "violations": violation_rows}))
+        text = json.dumps({"ok": result.ok, "violations": violation_rows})
     else:
         width = width_of(sys.stdout, UNLIMITED)
-        print("\n".join(fitted(line, width) for line in str(result).splitlines()))
+        text = "\n".join(fitted(line, width) for line in str(result).splitlines())
+    with reader_may_leave():
+        print(text)
     return 0 if result.ok else 1

@@ -11,7 +11,7 @@ __all__ = ["Working"]
 
 AFTER_S = 2.0  # nothing is shown earlier
 EVERY_S = 0.5
-LINE_EVERY_S = 10.0  # in a file, where each line stays
+LINE_EVERY_S = 5.0  # in a file, where each line stays
 _CLEAR = "\r\x1b[K"
 
 

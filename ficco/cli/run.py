@@ -17,10 +17,11 @@ from ficco.checking import positive_seconds
 from ficco.cli.arguments import HOST_RANKS, Request, add_command, add_problem, request_from
 from ficco.cli.engine_choice import MOST_GPUS, chosen_engine
 from ficco.cli.launch import end_with_launcher, launch
-from ficco.cli.measure import Executor, NodeExecutor, PlanExecutor, Point, measure
+from ficco.cli.measure import Executor, NodeExecutor, PlanExecutor, Point, measure, requested
 from ficco.cli.plan_file import plan_request
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, FiccoError, InputError
+from ficco.cli.streams import reader_may_leave
+from ficco.errors import EngineError, FiccoError, InputError, TimeoutExceeded
 from ficco.timeline import REGIMES, Timeline
 
 __all__ = ["add_to"]
@@ -160,15 +161,20 @@ def _measured(args: argparse.Namespace, request: Request, is_rank: bool) -> int:
     try:
         with _executor(args, request, is_rank) as executor:
             points = measure(executor, request, args.iters, args.seed)
-            best = min(
-                [point for point in points if point.best is not None] or points,
-                key=lambda point: point.row.overlap_ms,
-            )
+            best = _best(request, points)
             timeline = None if best.best is None else executor.joined(best.best)
             if executor.leads:
-                _print(args, request, points, _how(args, request, is_rank))
-                _picture(args, best, timeline)
+                with reader_may_leave():
+                    _print(args, request, points, _how(args, request, is_rank))
+                    _picture(args, best, timeline)
         _write_trace(trace, request, best, timeline)
+    except TimeoutExceeded as error:
+        text, advice, _ = str(error).partition("timeout_s is ")  # what follows is for functions
+        if not advice:
+            raise
+        raise EngineError(
+            f"{text}--timeout is {args.timeout:g} s: raise it if the machine is slow"
+        ) from error
     finally:
         _close(trace)
     return 0 if all(point.row.ok for point in points) else 1
@@ -187,13 +193,21 @@ def _simulated(args: argparse.Namespace, parser: argparse.ArgumentParser, regime
     trace = _opened(args.trace)
     try:
         points = simulated(request, regime)
-        best = min(points, key=lambda point: point.row.overlap_ms)
-        _print(args, request, points, f"simulated, {regime}")
-        _picture(args, best, best.best)
+        best = _best(request, points)
+        with reader_may_leave():
+            _print(args, request, points, f"simulated, {regime}")
+            _picture(args, best, best.best)
         _write_trace(trace, request, best, best.best)
     finally:
         _close(trace)
     return 0 if all(point.row.ok for point in points) else 1
+
+
+def _best(request: Request, points: list[Point]) -> Point:
+    """Return the fastest of the requested points that have a timeline, if any has one."""
+    asked = requested(request, points)
+    pictured = [point for point in asked if point.best is not None]
+    return min(pictured or asked, key=lambda point: point.row.overlap_ms)
 
 
 def _write_trace(
@@ -286,7 +300,6 @@ def _print(args: argparse.Namespace, request: Request, points: list[Point], how:
 
     p, link = request.problem, request.machine.link
     rated = request.machine.paced or args.simulate
-    rows = [asdict(point.row) for point in points]
     if args.json:
         document = {
             "op": p.op,
@@ -300,15 +313,16 @@ def _print(args: argparse.Namespace, request: Request, points: list[Point], how:
             "paced": request.machine.paced and not args.simulate,
             "simulated": args.simulate,
             "link_gbps": link.peak_gbps if link.paced and rated else None,
-            "results": rows,
+            "results": [asdict(point.row) for point in requested(request, points)],
         }
         print(json.dumps(document), flush=True)  # a full device is reported before the table
     stream = sys.stderr if args.json else sys.stdout
     width = width_of(stream, UNLIMITED)
     about = heading(p, request.machine, how, 0 if args.simulate else args.iters)
     print(wrapped(about, width, "  "), file=stream)
-    print(results_table(rows, width_of(stream)), file=stream)
-    for line in (*request.chosen, *request.refused):
+    print(results_table([asdict(point.row) for point in points], width_of(stream)), file=stream)
+    alone = ("one rank: nothing is sent, so there is nothing to overlap",) if p.world == 1 else ()
+    for line in (*alone, *request.chosen, *request.refused):
         print(wrapped(line, width, "  "), file=stream)
 
 
@@ -323,5 +337,10 @@ def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -
     label = "a run that took times" if timeline.engine == "cuda" else "its fastest run"
     if timeline.simulated:
         label = "simulated"
+    else_ms = best.row.overlap_ms - timeline.duration_us / 1e3
+    if timeline.simulated and f"{else_ms:.3f}" != "0.000":
+        label += (
+            f"; {else_ms:.3f} ms of its time are outside these steps, at the call's start and end"
+        )
     print(f"\n{best.row.schedule}, {label}:", file=stream)
     print(text_timeline(timeline, width_of(stream)), file=stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ficco import simulator
 from ficco.cli.arguments import Request
-from ficco.cli.measure import Point, finish, points_of, requested
+from ficco.cli.measure import Point, finish, points_of
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
 from ficco.lowering import lower
@@ -16,7 +16,7 @@ __all__ = ["check_alone", "simulated"]
 
 
 def simulated(request: Request, regime: str) -> list[Point]:
-    """Return the requested points with predicted times.
+    """Return the points with predicted times, `serial` first.
 
     The ideal time is the longer of the predicted times of serial's compute and serial's transfer.
 
@@ -30,7 +30,7 @@ def simulated(request: Request, regime: str) -> list[Point]:
     (serial_ms,) = points[0].times_ms
     for point in points:
         finish(point.row, point.times_ms, serial_ms, ideal_ms)
-    return requested(request, points)
+    return points
 
 
 def _predict(request: Request, regime: str, points: list[Point], work: Working) -> None:

@@ -6,10 +6,12 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ficco.errors import InputError
 
-__all__ = ["drop_output", "error_text", "finish_output", "make_ready"]
+__all__ = ["drop_output", "error_text", "finish_output", "make_ready", "reader_may_leave"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -66,6 +68,18 @@ def error_text(error: OSError) -> str:
             "to another file"
         )
     return str(error)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Print within it what a command has found; if the reader leaves, the command goes on.
+
+    So its exit code says what it found, as with `ficco run | head -1`.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        drop_output()
 
 
 def drop_output() -> None:

@@ -14,10 +14,11 @@ from ficco.checking import positive_seconds
 from ficco.cli import engine_choice
 from ficco.cli.arguments import HOST_RANKS, add_command, fitting
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, FiccoError, InputError, MachineError
+from ficco.errors import EngineError, FiccoError, InputError, MachineError, counted
 from ficco.machine import Machine
 from ficco.problem import MAX_WORLD
-from ficco.report.tables import UNLIMITED, counted, width_of, wrapped
+from ficco.report.sweep_page import lacking
+from ficco.report.tables import UNLIMITED, width_of, wrapped
 from ficco.selector import Book
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.running import Outcome, SweepRequest, run
@@ -39,7 +40,7 @@ def add_to(commands: Any) -> None:
         (
             ("small shapes on four paced ranks", "ficco sweep laptop --out DIR"),
             ("the same shapes, predicted for eight H200s",
-             "ficco sweep laptop --out DIR2 --simulate h200x8"),
+             "ficco sweep laptop --out DIR2 --simulate h200x8 --ranks 8"),
         ),
     )  # fmt: skip
     what = parser.add_argument_group("grid and folder")
@@ -104,9 +105,12 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(f"--seconds {args.seconds}: it must be a positive number of seconds")
     args.timeout = positive_seconds(args.timeout, "--timeout")
     request = _request(args, Grid.named(args.grid))
+    no_report = "" if args.no_report else lacking(request.folder)
+    if no_report:
+        print(f"ficco sweep: there will be no report: {no_report}", file=sys.stderr)
     outcome = run(request)
     _say(args, request, outcome)
-    if not args.no_report:
+    if not args.no_report and not no_report:
         _report(request.folder)
     if outcome.interrupted:
         return 130

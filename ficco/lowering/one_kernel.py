@@ -43,12 +43,15 @@ def check_axes(schedule: Schedule, **others: str) -> None:
     Raises:
         ScheduleError: the message names the nearest schedule that works.
     """
-    for axis, value in (_NEEDED | others).items():
-        if (actual := getattr(schedule, axis)) != value:
-            raise ScheduleError(
-                f"transport='sm' with {axis}={actual!r} is not implemented; the nearest that works "
-                f"is {axis}={value!r}, or transport='dma'"
-            )
+    needed = _NEEDED | others
+    wrong = [axis for axis, value in needed.items() if getattr(schedule, axis) != value]
+    if wrong:
+        found = ", ".join(f"{axis}={getattr(schedule, axis)!r}" for axis in wrong)
+        nearest = ", ".join(f"{axis}={needed[axis]!r}" for axis in wrong)
+        raise ScheduleError(
+            f"transport='sm' with {found} is not implemented; the nearest that works is {nearest}, "
+            "or transport='dma'"
+        )
 
 
 def slices(size: int, chunks: int) -> list[Slice]:

@@ -255,7 +255,7 @@ def _schedule(layer: Layer, reasons: list[str], measured: bool) -> str:
     gain = ""
     if choice.predicted_ms and serial:
         ratio, ms = serial[0] / choice.predicted_ms, choice.predicted_ms
-        gain = f"; {verb} {ratio:.2f}x of serial, {ms:.3f} ms a call"
+        gain = f"; {verb} {ratio:.2f} times as fast as serial, {ms:.3f} ms a call"
     gain += _measured(layer, not gain) + why
     reason = "; ".join(choice.reasons)
     if reason not in reasons:
@@ -277,10 +277,10 @@ def _measured(layer: Layer, alone: bool) -> str:
     if timing is None or layer.seen is None or timing.schedule != schedule_of(layer):
         return ""
     where = "here (paced)" if timing.paced else "here"
-    of = " of serial" if alone else ""
+    than = " as serial" if alone else ""
     unit = " a forward" if layer.seen.recorded else " a call" if alone else ""
     ratio = timing.serial_ms / timing.ms
-    return f"; measured {where} {ratio:.2f}x{of}, {timing.ms:.3f} ms{unit}"
+    return f"; measured {where} {ratio:.2f} times as fast{than}, {timing.ms:.3f} ms{unit}"
 
 
 def _cut(problem: Problem) -> int:

@@ -81,7 +81,8 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
         x: [m_r, k], or [s_r, b, k].
         w: [k, n_r] with any strides (pass linear.weight.t()), or several that share the gather.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
-        rows: first sizes of x by rank, the same list on all ranks; None: all equal this rank's.
+        rows: first sizes of x by rank, the same list on all ranks; needed if they differ. None: all
+            equal this rank's.
         bias: [n_r], or one (or None) per weight.
         axes: per weight: "rows", or "contraction" for concat(x)^T . w with w [m, n_r].
         schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.

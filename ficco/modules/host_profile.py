@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import ficco
-from ficco.errors import FiccoError
+from ficco.errors import FiccoError, counted
 from ficco.logs import reporting
 from ficco.machine import Machine
 from ficco.modules import groups
@@ -152,7 +152,7 @@ def _obtained(runtime: ProcessRuntime, group: Any, call: str) -> _GroupProfile:
     seconds = runtime.gathered(time.monotonic() - begin)[0]
     return _GroupProfile(
         Machine.from_toml(table, "host"),
-        f"this machine was measured in {seconds:.1f} s, {world} ranks on {cores} cores; "
+        f"this machine was measured in {seconds:.1f} s, {world} ranks on {counted(cores, 'core')}; "
         f"{cache_note}; FICCO_MEASURE=0 turns this off",
     )
 

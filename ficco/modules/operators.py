@@ -17,7 +17,7 @@ from ficco import registry
 from ficco.checking import whole_number
 from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.dtypes import DTYPES
-from ficco.errors import InputError
+from ficco.errors import EngineError, InputError, TimeoutExceeded
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import find, key_of
 from ficco.modules.calling import Call, check_dense, check_held
@@ -70,8 +70,32 @@ def _run_anew(function: Function, args: Sequence[Any], tensors: Sequence[Any], k
     local = function.local(call, *args[:_GROUP])
     if not isinstance(local, Local):
         return local
+    if local.results is not None:
+        ys = _without_rows(call, local, args[_SCHEDULE], args[_GRAIN])
+        return ys if function.several else ys[0]
     ys = call.run(local.problem, local.tensors, args[_SCHEDULE], args[_GRAIN])
     return ys if function.several else ys[0]
+
+
+def _without_rows(call: Call, local: Local, schedule: Any, grain: int | None) -> list[Tensor]:
+    """Return the empty results of a rank without rows, if no other rank has rows.
+
+    Raises:
+        EngineError: another rank has rows, or the call failed.
+    """
+    call.key = None  # a repeated call would return the outputs of the problem
+    try:
+        call.run(local.problem, local.tensors, schedule, grain)
+    except TimeoutExceeded:
+        raise
+    except EngineError as error:
+        raise EngineError(
+            f"x of rank {call.rank} has 0 rows, and rows= is not given: then all ranks have 0 "
+            "rows. Pass rows= on all ranks if others have some. This rank ran one row instead: "
+            f"{error}"
+        ) from error
+    assert local.results is not None
+    return local.results
 
 
 def _with_few_pairs(name: str, args: Sequence[Any]) -> Sequence[Any]:

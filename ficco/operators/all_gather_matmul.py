@@ -325,8 +325,23 @@ def _local(
     if not m or not k or alone:
         high = sum(rows) if rows is not None else call.first * call.world
         whole = call.matrix if alone else call.matrix.new_zeros((m, k))
-        return _local_products(call, outputs, tensors, whole, high)
+        results = _local_products(call, outputs, tensors, whole, high)
+        unknown = rows is None and k and call.world > 1  # whether other ranks have rows
+        return Local(*_one_row(call, k), results) if unknown else results
     return Local(Problem(call.name, call.world, sizes, k, tuple(outputs), call.dtype), tensors)
+
+
+def _one_row(call: Any, k: int) -> tuple[Problem, dict[str, Array]]:
+    """Return a call that only ranks without rows make: rank 0 has one row, the others have none.
+
+    Ranks with rows, all of them equally many, then find another call, and so do these ranks.
+    """
+    rows = (max(math.prod(call.inner), 1), *(0,) * (call.world - 1))  # of matrices
+    problem = Problem(
+        call.name, call.world, rows, k, (Output((1,) * call.world, "w0"),), call.dtype
+    )
+    x, w = (call.matrix.new_zeros(shape) for shape in ((rows[call.rank], k), (k, 1)))
+    return problem, {"x": x, "w0": w}
 
 
 def _local_products(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ficco.errors import counted
 from ficco.plan import Part, Plan, Product, RankPlan, Signal, Step
-from ficco.report.tables import UNLIMITED, counted, wrapped
+from ficco.report.tables import UNLIMITED, wrapped
 
 __all__ = ["fitted", "plan_text"]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ficco.errors import counted
 from ficco.plan import Plan, Region, Signal, signal_at
 from ficco.program import (
     Copy,
@@ -20,7 +21,7 @@ from ficco.program import (
     kernel_of,
 )
 from ficco.report.plan_text import fitted
-from ficco.report.tables import UNLIMITED, counted
+from ficco.report.tables import UNLIMITED
 from ficco.tables import GatedPart
 
 __all__ = ["program_json", "program_text"]

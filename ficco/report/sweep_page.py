@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 from ficco.errors import EngineError, InputError
 from ficco.report.sweep.reading import read
 
-__all__ = ["write"]
+__all__ = ["lacking", "write"]
+
+_EXTRA = ("jinja2", "matplotlib")  # the packages of the extra `report`
+
+
+def lacking(folder: Path) -> str:
+    """Return why no report of a folder can be written, and what to do; empty if one can be."""
+    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    return _needed(" and ".join(missing), folder) if missing else ""
+
+
+def _needed(missing: str, folder: Path) -> str:
+    verb = "are" if " and " in missing else "is"
+    return (
+        f"the report needs {missing}, which {verb} not installed; `pip install 'ficco[report]'` "
+        f"installs what is missing, then `ficco sweep --report {folder}` writes the page from the "
+        "existing results"
+    )
 
 
 def write(folder: Path) -> Path:
@@ -27,11 +45,7 @@ def write(folder: Path) -> Path:
     try:
         from ficco.report.sweep.page import page
     except ImportError as error:
-        raise EngineError(
-            f"the report needs {error.name}, which is not installed; "
-            "`pip install 'ficco[report]'` installs it, then `ficco sweep --report "
-            f"{folder}` writes the page from the existing results"
-        ) from None
+        raise EngineError(_needed(str(error.name), folder)) from None
     text = page(sweep)
     page_path, partial_path = folder / "report.html", folder / "report.html.part"
     try:

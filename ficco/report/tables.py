@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ficco.errors import counted
 from ficco.machine import Machine
 from ficco.problem import Problem
 
 __all__ = [
     "UNLIMITED",
     "Column",
-    "counted",
     "drawn",
     "heading",
     "results_table",
@@ -71,11 +71,6 @@ def wrapped(text: str, width: int, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number and its noun: "1 run", "2 runs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str:
     """Describe the problem, the machine and the pacing; `iters` 0 means that nothing runs."""
     p, link = problem, machine.link
@@ -85,8 +80,8 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
         f"engine {machine.engine} ({compute}), machine {machine.name}: {machine.about}",
     ]
     if not iters:
-        source = machine.source or "of the profile"
-        lines.append(f"nothing ran; predicted from rates: {source}")
+        source = f": {machine.source}" if machine.source else ""
+        lines.append(f"nothing ran; predicted from the rates of the profile{source}")
         return "\n".join(lines)
     if machine.engine == "cuda":
         lines.append("each call is timed alone, on the host's clock")
@@ -102,7 +97,7 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
         for dtype, rate in machine.gemm_gflops:
             which = "GEMMs" if dtype == "any" else f"GEMMs of {dtype}"
             rates.append(f"{which} at {rate:g} GFLOP/s per rank")
-        lines.append(f"PACED: real copies and real GEMMs, lengthened to {', '.join(rates)}")
+        lines.append(f"PACED: real copies and real GEMMs, slowed down to {', '.join(rates)}")
     return "\n".join(lines)
 
 

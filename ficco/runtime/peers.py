@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ficco.engines import shared_memory
-from ficco.errors import EngineError
+from ficco.errors import EngineError, counted
 from ficco.runtime.failures import ALIKE, refused_in_words
 
 __all__ = [
@@ -58,7 +58,8 @@ def difference_in_calls(group: shared_memory.Group, own: int, rank: int) -> str:
     if missing_calls == own_calls:
         return ""
     return (
-        f"Rank {rank} runs, and has begun {missing_calls} calls where rank {own} has {own_calls}."
+        f"Rank {rank} runs, and has begun {counted(missing_calls, 'call')} where rank {own} has "
+        f"{own_calls}."
     )
 
 
@@ -74,7 +75,7 @@ def lateness(group: shared_memory.Group, waiter: int, raiser: int, own_call: str
     waiting, raising = (shared_memory.state_of(group, rank) for rank in (waiter, raiser))
     if raising.calls < waiting.calls:
         return (
-            f"Rank {raiser} runs, but has begun {raising.calls} calls and rank {waiter} "
+            f"Rank {raiser} runs, but has begun {counted(raising.calls, 'call')} and rank {waiter} "
             f"{waiting.calls}."
         )
     if raising.digest != waiting.digest:

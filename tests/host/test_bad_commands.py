@@ -75,12 +75,26 @@ class TestStreams:
         assert done.returncode == 1 and words in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
 
-    @pytest.mark.parametrize("command", ["doctor", "run --help", "plan --ranks 64 --json"])
+    @pytest.mark.parametrize(
+        "command", ["doctor", "run --help", "plan --ranks 64 --json", "$RUN", "list"]
+    )
     def test_a_reader_that_leaves(self, command: str) -> None:
         done = ficco(f"$FICCO {command} | head -1 | cut -c 1-9; echo ${{PIPESTATUS[0]}}")
-        assert done.stdout.splitlines()[-1] in ("0", "1") and told(done) == []
+        assert done.stdout.splitlines()[-1] == "0" and told(done) == []
         done = ficco(f"$FICCO {command} | true; echo ${{PIPESTATUS[0]}}")
-        assert done.stdout.splitlines()[-1] in ("0", "1") and told(done) == []
+        assert done.stdout.splitlines()[-1] == "0" and told(done) == []
+
+    def test_a_reader_that_leaves_before_a_verdict(self, tmp_path: Path) -> None:
+        """The exit code is still that of the verdict."""
+        plan, wrong = tmp_path / "plan.json", tmp_path / "wrong.json"
+        assert ficco(f"$FICCO plan --m 64 --ranks 2 --json > {plan}").returncode == 0
+        table = json.loads(plan.read_text())
+        steps = table["ranks"][0]["steps"]
+        table["ranks"][0]["steps"] = [step for step in steps if step["kind"] != "wait"]
+        wrong.write_text(json.dumps(table))
+        for file, code in ((plan, "0"), (wrong, "1")):
+            done = ficco(f"$FICCO plan --check {file} | true; echo ${{PIPESTATUS[0]}}")
+            assert done.stdout.splitlines()[-1] == code and told(done) == [], done.stderr
 
     @pytest.mark.parametrize(
         "environment",

@@ -235,3 +235,20 @@ def test_sigterm_ends_a_native_call_with_its_children_and_folders(tmp_path: Path
     code, lasted = ended(command, temporary, lambda process: begun.exists())
     assert code == 128 + signal.SIGTERM and lasted < 15
     assert not list(temporary.iterdir())
+
+
+def test_ctrl_c_during_imports_is_one_line() -> None:
+    """The command's modules take a tenth of a second to import."""
+    code = """
+import runpy, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ficco.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("ficco", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ficco: interrupted\n")

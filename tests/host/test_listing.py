@@ -12,10 +12,10 @@ from ficco import data
 from ficco.operators import OPERATORS
 
 NAMES = {
+    "operators": OPERATORS,
     "machines": data.names("machines"),
     "schedules": data.names("named"),
     "grids": data.names("sweeps"),
-    "operators": OPERATORS,
 }
 
 
@@ -54,6 +54,24 @@ def test_errors_about_unknown_names_point_to_it(capsys: Any, args: list[str], ki
     assert call(capsys, "list", kind)[0] == 0
 
 
-def test_a_kind_is_needed(capsys: Any) -> None:
-    code, out, err = call(capsys, "list")
-    assert code == 2 and out == "" and "KIND" in err
+def test_without_a_kind_everything_is_listed(capsys: Any) -> None:
+    code, out, err = call(capsys, "list", "--json")
+    assert code == 0 and err == ""
+    listed = json.loads(out)
+    assert {kind: [entry["name"] for entry in listed[kind]] for kind in listed} == {
+        kind: list(names) for kind, names in NAMES.items()
+    }
+    code, out, _ = call(capsys, "list")
+    assert code == 0
+    parts = out.rstrip().split("\n\n")
+    assert [part.split()[0] for part in parts] == ["operators,", "profiles", "named", "grids"]
+    for part, entries in zip(parts, listed.values(), strict=True):
+        heading, *lines = part.splitlines()
+        assert heading.endswith(":") and not heading.startswith(" ")
+        assert [line.split()[0] for line in lines] == [entry["name"] for entry in entries]
+
+
+def test_a_wrong_kind_is_answered_with_the_kinds(capsys: Any) -> None:
+    code, out, err = call(capsys, "list", "engines")
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert "'engines'" in err and all(kind in err for kind in NAMES)

@@ -35,7 +35,7 @@ from llama import Mlp, plain, sequence
 from overlap_results import gradients, model, refused, tokens
 
 FIGURES = re.compile(
-    r"measured here( \(paced\))? ([\d.]+)x of serial, ([\d.]+) ms a (call|forward)"
+    r"measured here( \(paced\))? ([\d.]+) times as fast as serial, ([\d.]+) ms a (call|forward)"
 )
 layer_timing.BUDGET_S = 0.01  # what is checked here needs no good medians
 
@@ -146,7 +146,8 @@ def measured_rank(mesh: DeviceMesh) -> None:
         layer_timing._seconds_per_call = turn
         text = told(net)
         layer_timing._seconds_per_call = kept
-    assert text.count(f"measured here {5 / world:.2f}x of serial, {world}.000 ms a call") == 2, text
+    said = f"measured here {5 / world:.2f} times as fast as serial, {world}.000 ms a call"
+    assert text.count(said) == 2, text
 
 
 def measured_forms(mesh: DeviceMesh) -> None:
@@ -174,8 +175,8 @@ def measured_forms(mesh: DeviceMesh) -> None:
     with torch.no_grad():
         ficco.overlap(large)(torch.ones(512, 1024))
     text = told(large)
-    found = re.search(r"expected ([\d.]+)x of serial, ([\d.]+) ms a call; "
-                      r"measured here \(paced\) ([\d.]+)x, ([\d.]+) ms ", text)  # fmt: skip
+    found = re.search(r"expected ([\d.]+) times as fast as serial, ([\d.]+) ms a call; measured "
+                      r"here \(paced\) ([\d.]+) times as fast, ([\d.]+) ms ", text)  # fmt: skip
     assert found, text
     expected, lasts = float(found[2]), float(found[4])
     assert 0.9 * expected < lasts < 50 * expected, text

@@ -219,7 +219,7 @@ def disabled(rank: int, world: int) -> None:
 
 
 def nothing(rank: int, world: int) -> None:
-    """What has no element needs no peer, forward and backward; lists of rows may change later."""
+    """Results without elements, forward and backward; lists of rows may change later."""
     for disable in ("", "1"):
         os.environ["FICCO_DISABLE"] = disable
         for rows, k, n, inner in ((0, 4, 3, ()), (3, 0, 5, (2,)), (0, 4, 3, (2,)), (2, 4, 0, ())):

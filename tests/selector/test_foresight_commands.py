@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,10 @@ class TestExplain:
     def test_a_table_with_reasons(self, capsys: Any) -> None:
         code, out, _ = call(capsys, "explain", *SIZES, "--machine", "mesh4")
         assert code == 0
-        assert "->" in out and "of serial" in out and "leave a rank" in out
+        assert "->" in out and "serial" in out and "leave a rank" in out
+        assert out.splitlines()[0].endswith("  regime captured")
+        assert "\nrates: those of the profile\n" in out
+        assert "\nrates: measured 20" in call(capsys, "explain", "--machine", "h200x4")[1]
 
     def test_a_book_of_another_shape_or_regime_says_so(self, capsys: Any, tmp_path: Path) -> None:
         near = ("--m", "8192", "--n", "9216", "--k", "8192", "--machine", "h200x2")
@@ -115,6 +119,16 @@ class TestSimulate:
         assert rows["serial"]["speedup"] == 1.0
         traced = json.loads(trace.read_text())
         assert traced["traceEvents"] and "simulated" in trace.read_text()
+
+    def test_the_picture_says_what_its_axis_leaves_out(self, capsys: Any) -> None:
+        """The time of a call has parts beside its steps."""
+        args = ("run", "--machine", "h200x4", "--simulate", "--schedule", "hetero_fused_1d")
+        out = call(capsys, *args)[1]
+        (told,) = re.findall(r"simulated; ([\d.]+) ms of its time are outside these steps", out)
+        (end,) = re.findall(r"^ +0 +([\d.]+) ms$", out, re.M)
+        time = json.loads(call(capsys, *args, "--json")[1])["results"][-1]["overlap_ms"]
+        assert float(told) > 0 and float(end) + float(told) == pytest.approx(time, abs=0.006)
+        assert "outside these steps" not in call(capsys, *args[:2], "mesh4", *args[3:])[1]
 
     def test_it_agrees_with_explain(self, capsys: Any) -> None:
         _, out, _ = call(capsys, "explain", *SIZES, "--machine", "switch4", "--json")

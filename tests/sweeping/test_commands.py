@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ficco.node import Node
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector import Book, choose
+from ficco.sweeping import running
 from ficco.sweeping.grid import Grid
 from ficco.sweeping.journal import Journal
 from ficco.sweeping.running import Outcome, SweepRequest
@@ -389,3 +391,22 @@ class TestNothingRan:
     def test_time_that_is_up_at_once(self, sweep: Any, tmp_path: Path) -> None:
         code, _, err = sweep(write(tmp_path, SMALL), "--out", tmp_path / "out", "--seconds", "1e-9")
         assert code == 1 and "nothing ran" in err and "to continue: " in err
+
+
+def test_what_the_report_lacks_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = []
+
+    def run(request: SweepRequest) -> Outcome:
+        said.append(capsys.readouterr().err)
+        return running.run(request)
+
+    monkeypatch.setattr(command, "run", run)
+    out = tmp_path / "out"
+    assert main(["sweep", str(write(tmp_path, SIMULATED)), "--out", str(out)]) == 0
+    assert "there will be no report: the report needs matplotlib, which is not" in said[0]
+    rest = capsys.readouterr()
+    assert "report:" not in rest.out + rest.err and "[report]" not in rest.out + rest.err
+    assert not (out / "report.html").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ficco.dtypes import DTYPES
+from ficco.errors import counted
 from ficco.profiling.call_overhead import call_us, probe
 from ficco.profiling.host import compute, copies, signals
 from ficco.profiling.host.rig import Rig
@@ -29,8 +30,8 @@ def profile(rig: Rig, name: str, progress: Progress) -> dict[str, Any]:
     """
     table: dict[str, Any] = {
         "name": name,
-        "about": f"{rig.world} ranks of the host engine ({rig.kind}) on {rig.cores} cores, "
-        "as it was measured",
+        "about": f"{rig.world} ranks of the host engine ({rig.kind}) on "
+        f"{counted(rig.cores, 'core')}, as it was measured",
         "engine": "host",
         "devices": rig.world,
         "device": processor(),
