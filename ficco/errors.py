@@ -18,8 +18,10 @@ __all__ = [
     "PlanError",
     "ScheduleError",
     "TimeoutExceeded",
+    "bytes_text",
     "closest",
     "counted",
+    "duration_text",
     "shown",
 ]
 
@@ -147,6 +149,26 @@ def counted(count: int, noun: str) -> str:
         ('1 core', '2 cores')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def duration_text(ms: float) -> str:
+    """Return a duration in ms, below 0.1 ms in us.
+
+    Example:
+        >>> duration_text(1.5), duration_text(0.0123)
+        ('1.500 ms', '12.3 us')
+    """
+    return f"{ms:.3f} ms" if ms >= 0.1 or not ms else f"{1e3 * ms:.3g} us"
+
+
+def bytes_text(count: float) -> str:
+    """Return a number of bytes in MB, below 0.1 MB in KB.
+
+    Example:
+        >>> bytes_text(2.5e6), bytes_text(2048)
+        ('2.5 MB', '2.05 KB')
+    """
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 or not count else f"{count / 1e3:.3g} KB"
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from ficco import logs
-from ficco.errors import InputError
+from ficco.errors import InputError, duration_text
 from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -109,7 +109,7 @@ def choose(
         raise InputError(
             f"no book has {problem.op} {facts.m}x{facts.n}x{facts.k} ({problem.dtype}, "
             f"{problem.world} ranks, {regime}) in its neighbourhood{passed and ': ' + passed}; "
-            "leave the method open, or measure the shape"
+            "leave out --by (by=None), or measure the shape"
         )
     method = by or "simulator"
     if method == "rule":
@@ -264,8 +264,12 @@ def _warn_once(text: str) -> None:
 def _of_book(
     book: Book, point: Point, facts: Facts, machine: Machine, driver: str | None
 ) -> Choice:
-    measured = f"{point.m}x{point.n}x{point.k} took {point.ms:.3f} ms, serial {point.serial_ms:.3f}"
-    reasons = [f"measured {book.date} on {book.machine} (driver {book.driver}): {measured}"]
+    measured = (
+        f"with one rank's GEMM of {point.m}x{point.n}x{point.k} the call took "
+        f"{duration_text(point.ms)}, serial {duration_text(point.serial_ms)}"
+    )
+    driver_text = "" if book.driver == "host" else f" (CUDA driver API {book.driver})"
+    reasons = [f"measured {book.date} on {book.machine}{driver_text}: {measured}"]
     if caution := book.caution(driver):
         reasons.append(caution)
         _warn_once(f"book {book.name!r}: {caution}; measure it again by `ficco sweep`")
@@ -299,12 +303,16 @@ def decide(
     notes = reasons(facts, machine, best)
     gain = plain_ms / best_ms if best_ms else 1.0
     if best is not plain and gain < 1 + MARGIN:
-        notes.insert(0, f"{best.name} promises {gain:.3f}x of serial, less than {1 + MARGIN:g}x")
+        notes.insert(
+            0,
+            f"{best.name} promises to be {gain:.3f} times as fast as serial, less than "
+            f"{1 + MARGIN:g}",
+        )
         best, best_ms = plain, plain_ms
     elif best is plain:
         notes.insert(0, "nothing promises to be faster than serial")
     else:
-        notes.insert(0, f"{gain:.2f}x of serial, which takes {plain_ms:.3f} ms")
+        notes.insert(0, f"{gain:.2f} times as fast as serial ({duration_text(plain_ms)})")
         first, first_ms = min(near, key=lambda entry: entry[1])
         if first_ms < best_ms:
             notes.insert(

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from ficco.errors import bytes_text, counted, duration_text
 from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.one_kernel import slices
 from ficco.lowering.one_kernel_all_reduce import is_made_before
@@ -393,8 +394,8 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
     links = facts.world - 1 if machine.link.per == "pair" else 1
     moved = facts.sent_bytes / (links * machine.link.peak_gbps * 1e3)
     notes = [
-        f"compute alone about {whole / 1e3:.3f} ms, transfer alone at least {moved / 1e3:.3f} ms "
-        f"({facts.sent_bytes / 1e6:.1f} MB leave a rank)"
+        f"compute alone about {duration_text(whole / 1e3)}, transfer alone at least "
+        f"{duration_text(moved / 1e3)} ({bytes_text(facts.sent_bytes)} leave a rank)"
     ]
     if facts.flops and whole and moved:
         balance = facts.flops / whole / (facts.sent_bytes / moved)
@@ -409,7 +410,8 @@ def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:
         )
     if 2 * facts.world > machine.cores > 0:
         notes.append(
-            f"{facts.world} ranks share {machine.cores} cores, so copies take cores that GEMMs need"
+            f"{facts.world} ranks share {counted(machine.cores, 'core')}, so copies take cores "
+            "that GEMMs need"
         )
     times = machine.gemm_times(facts.dtype)
     if times is not None and times.tiled and facts.flops:
