@@ -49,11 +49,13 @@ _GATHERED = ("serial", "shard_p2p", "uniform_fused_1d", "uniform_fused_2d", "het
              "hetero_unfused_1d", "gated_1d")  # fmt: skip
 _SCATTERED = ("serial", "hetero_unfused_1d", "gated_1d", "gated_sums_1d", "ring_1d")
 _FEW_ROWS = ("one_shot_sm", "two_shot_sm")
+_PULLING = ("one_shot_pull", "two_shot_pull")
 PICTURES = (
     *(Picture(name, "all_gather_matmul", 8192, 10240, 8192) for name in _GATHERED),
     *(Picture(name, "matmul_reduce_scatter", 8192, 8192, 8192) for name in _SCATTERED),
     Picture("gather_sm", "all_gather_matmul", 64, 28672, 8192),
     *(Picture(name, "matmul_all_reduce", 16, 8192, 8192) for name in _FEW_ROWS),
+    *(Picture(name, "matmul_all_reduce", 1024, 8192, 8192) for name in _PULLING),
 )
 
 _LANES = {"gemm": "multiply", "copy": "store", "reduce": "add up", "wait": "wait"}
@@ -66,17 +68,19 @@ def timeline_of(picture: Picture) -> Timeline:
     problem = Problem.chunked(picture.op, world=machine.ranks, dtype="bfloat16", **sizes)
     schedule = Schedule.named(picture.schedule).resolve(problem.world, machine)
     timeline = predict(problem, schedule, machine)
-    return _by_kind(timeline) if schedule.transport == "sm" else timeline
+    if schedule.transport != "sm":
+        return timeline
+    return _by_kind(timeline, _LANES | ({"copy": "read"} if schedule.compute == "whole" else {}))
 
 
-def _by_kind(timeline: Timeline) -> Timeline:
+def _by_kind(timeline: Timeline, lanes: dict[str, str]) -> Timeline:
     """Give each kind of step a lane, and join its spans over the gaps between them.
 
-    Kernels of few rows have one lane, and hundreds of steps that are too short to see.
+    Kernels that run a whole call have one lane, and hundreds of steps that are too short to see.
     """
     rows: dict[tuple[int, str], list[Span]] = {}
     for span in timeline.spans:
-        if lane := _LANES.get(span.kind):
+        if lane := lanes.get(span.kind):
             row = rows.setdefault((span.rank, lane), [])
             joins = bool(row) and span.start_us - row[-1].end_us < timeline.duration_us / 50
             first = row.pop() if joins else span

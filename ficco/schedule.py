@@ -53,9 +53,9 @@ class Schedule:
             computed while the first chunks travel).
         compute: "whole" (one GEMM), "per_step" (one GEMM over the chunks of a step), "per_chunk",
             or "gated" (one launch whose parts wait for their chunks).
-        transport: "dma" (copy engines), "sm" (stores of the kernel that multiplies; only
-            all_gather_matmul and matmul_all_reduce), or "collective" (torch.distributed), within a
-            node; "machine": the best for whole shards.
+        transport: "dma" (copy engines), "sm" (a kernel's stores at peers or, with compute="whole",
+            its loads from peers; only all_gather_matmul and matmul_all_reduce), or "collective"
+            (torch.distributed), within a node; "machine": the best for whole shards.
         pace: "free" (pushes follow one another without waits), or "in_step" (with rotation: the
             next peer's turn begins after this turn's chunk has arrived here, so that ranks do not
             drift apart and meet at one receiver; in matmul_all_reduce, for sums).
