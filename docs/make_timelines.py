@@ -70,7 +70,7 @@ def timeline_of(picture: Picture) -> Timeline:
     timeline = predict(problem, schedule, machine)
     if schedule.transport != "sm":
         return timeline
-    return _by_kind(timeline, _LANES | ({"copy": "read"} if schedule.compute == "whole" else {}))
+    return _by_kind(timeline, _LANES | ({"copy": "read"} if schedule.pulls else {}))
 
 
 def _by_kind(timeline: Timeline, lanes: dict[str, str]) -> Timeline:

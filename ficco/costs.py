@@ -80,7 +80,10 @@ class Costs:
         return max(self.host_direct_us - self.host_kernel_us, 0.0) if self.host_direct_us else None
 
     def pulling_us(self, twice: bool) -> float:
-        """Return `pull_us`, or its counterpart with two shots, which wait for peers once more."""
+        """Return `pull_us`; with two shots, where ranks meet once more, half as much again.
+
+        On 2 H200s two shots took 4 us more, of a `pull_us` of 7 (bench/NOTES.md).
+        """
         return self.pull_us * (1.5 if twice else 1.0)
 
     def __post_init__(self) -> None:

@@ -160,8 +160,8 @@ class Local(NamedTuple):
     """A call of one rank: the problem, and this rank's tensors by buffer name.
 
     Attributes:
-        results: the results of a rank without rows, which runs the problem only to find out whether
-            the other ranks have rows; None: the outputs of the problem are the results.
+        results: the results of a rank whose x has no rows. It runs the problem only to find out
+            whether other ranks have rows. None: the outputs of the problem are the results.
     """
 
     problem: Problem

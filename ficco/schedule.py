@@ -237,6 +237,16 @@ class Schedule:
         """Whether one launch adds up all of a rank's sums, after the last arrival."""
         return self.sums == "apart" and (self.compute == "whole" or self.order == "by_peer")
 
+    @property
+    def pulls(self) -> bool:
+        """Whether one kernel reads peers' products where a GEMM has stored them."""
+        return self.transport == "sm" and self.compute == "whole"
+
+    @property
+    def stores(self) -> bool:
+        """Whether one kernel multiplies and stores at peers, which gains for few rows only."""
+        return self.transport == "sm" and not self.pulls
+
     def to_json(self) -> dict[str, Any]:
         """Return the schedule as JSON values; `from_json` is the inverse."""
         return asdict(self)

@@ -172,7 +172,10 @@ def request_from(
             schedule = replace(schedule, grain=args.grain)
         schedule = schedule.resolve(problem.world, machine)
         try:
-            check_served(problem, schedule, machine.engine if simulated else engine)
+            if simulated:
+                check_served(problem, schedule, machine.engine, machine)
+            else:
+                check_served(problem, schedule, engine)
         except ScheduleError as reason:
             if not one_of_all:
                 raise
@@ -194,7 +197,7 @@ def _named(text: str, problem: Problem, refused: list[str]) -> list[tuple[str, b
             continue
         most_rows = few_rows(problem.op)
         for name in Schedule.names(problem.op):
-            if problem.m > most_rows and Schedule.named(name).transport == "sm":
+            if problem.m > most_rows and Schedule.named(name).stores:
                 refused.append(
                     f"{name} left out: it is for {most_rows} rows or fewer, these are {problem.m}"
                 )

@@ -104,7 +104,7 @@ class GroupKernels:
         Returns None if a library also computes products, whose kernels are not known.
         """
         few = not problem.flow.shares or not is_made_before(problem.m, schedule.shots == "two")
-        few = few and schedule.compute != "whole"  # a library multiplies
+        few = few and not schedule.pulls  # a library multiplies
         within = schedule.compute == "gated" and schedule.sums != "apart"
         gathers = schedule.compute == "gated" and problem.flow.own_columns
         if within or gathers or (schedule.transport == "sm" and few):

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ficco import _native
 from ficco.compute import Compute, dtype_of
 from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.spans import spans_of
@@ -29,14 +30,6 @@ from ficco.machine import Machine
 from ficco.plan import Region, window_places
 from ficco.program import Bag, Gemm, Launch, Program, Reduce, kernel_of
 from ficco.timeline import Span
-
-try:
-    from ficco import _native
-except ImportError as missing:
-    raise EngineError(
-        f"the native core cannot be loaded ({missing}); install ficco (pip install .) and run it "
-        "from outside its source folder"
-    ) from missing
 
 __all__ = ["MOST_LANES", "BoundProgram", "new_group"]
 

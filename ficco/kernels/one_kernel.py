@@ -12,6 +12,7 @@ __all__ = [
     "ALIGN",
     "Control",
     "Places",
+    "check_bias",
     "check_operand",
     "check_rows",
     "power",
@@ -93,3 +94,19 @@ def check_rows(name: str, matrix: Any) -> None:
             f"{name} has a stride of {stride(matrix, 1)} elements along rows; the elements of a "
             "row must be adjacent (a stride of 1)"
         )
+
+
+def check_bias(bias: Any, has_bias: bool, n: int, dtype: str, name: str = "bias") -> None:
+    """Check that a bias, or None, fits its table.
+
+    Raises:
+        InputError: a bias is missing or superfluous, or does not fit.
+    """
+    if (bias is not None) != has_bias:
+        raise InputError(
+            f"{name} is {'None' if bias is None else 'given'}; the table was made "
+            f"{'with' if has_bias else 'without'} one"
+        )
+    if bias is not None:
+        check_operand(name, bias, (1, n), dtype)
+        check_rows(name, bias)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.errors import InputError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, can_chain, item_bytes, library_of, stride, turned
 from ficco.kernels.declarations import ALL_REDUCE
@@ -26,6 +25,7 @@ from ficco.kernels.one_kernel import (
     ALIGN,
     Control,
     Places,
+    check_bias,
     check_operand,
     check_rows,
     power,
@@ -300,16 +300,9 @@ def _arguments(prepared: OneKernel, operands: Operands, control: Control) -> dic
 
 def _check(table: OneKernelTable, operands: Operands) -> None:
     x, w, bias, y = operands
-    if (bias is not None) != table.bias:
-        raise InputError(
-            f"bias is {'None' if bias is None else 'given'}; the table was made "
-            f"{'with' if table.bias else 'without'} one"
-        )
+    check_bias(bias, table.bias, table.n, table.dtype)
     check_operand("x", x, (table.m, table.k), table.dtype)
     check_operand("w", w, (table.k, table.n), table.dtype)
     check_operand("y", y, (table.m, table.n), table.dtype)
-    if bias is not None:
-        check_operand("bias", bias, (1, table.n), table.dtype)
-        check_rows("bias", bias)
     check_rows("x", x)
     check_rows("y", y)

@@ -24,6 +24,7 @@ from ficco.kernels.one_kernel import (
     ALIGN,
     Control,
     Places,
+    check_bias,
     check_operand,
     check_rows,
     power,
@@ -305,14 +306,8 @@ def _check(table: GatherTable, operands: Operands) -> None:
     check_operand("x", x, (table.own_rows, table.k), table.dtype)
     check_rows("x", x)
     for matrices, names in zip(outputs, table.outputs, strict=True):
-        if (matrices.bias is not None) != bool(names.bias):
-            raise InputError(
-                f"the bias of {names.y} is {'None' if matrices.bias is None else 'given'}; the "
-                f"table was made {'with' if names.bias else 'without'} one"
-            )
+        name = names.bias or f"bias of {names.y}"
+        check_bias(matrices.bias, bool(names.bias), names.n, table.dtype, name)
         check_operand(names.w, matrices.w, (table.k, names.n), table.dtype)
         check_operand(names.y, matrices.y, (table.m, names.n), table.dtype)
-        if matrices.bias is not None:
-            check_operand(names.bias, matrices.bias, (1, names.n), table.dtype)
-            check_rows(names.bias, matrices.bias)
         check_rows(names.y, matrices.y)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.errors import InputError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, item_bytes, library_of, stride
 from ficco.kernels.declarations import PULL
@@ -24,6 +23,7 @@ from ficco.kernels.one_kernel import (
     ALIGN,
     Control,
     Places,
+    check_bias,
     check_operand,
     check_rows,
     ranks_as_bits,
@@ -35,8 +35,8 @@ from ficco.tables import GATES, PullTable
 
 __all__ = ["Operands", "Pull", "all_reduce", "launch_of", "prepare", "warm"]
 
-# Measured on 2 x H100 and H200 (bench/NOTES.md): 64 programs with 16 KiB in flight of each rank
-# nearly fill a link, and 128 do.
+# Measured on 2 x H200 (bench/NOTES.md): 64 programs that each have 16 KiB of a peer in flight
+# nearly fill a link, and 128 programs fill it.
 _WARPS = 16
 _BLOCK_BYTES = 16_384
 _PROGRAMS = 128
@@ -199,13 +199,6 @@ def _arguments(prepared: Pull, operands: Operands, control: Control, copy: int) 
 
 def _check(table: PullTable, operands: Operands) -> None:
     bias, y = operands
-    if (bias is not None) != table.bias:
-        raise InputError(
-            f"bias is {'None' if bias is None else 'given'}; the table was made "
-            f"{'with' if table.bias else 'without'} one"
-        )
+    check_bias(bias, table.bias, table.n, table.dtype)
     check_operand("y", y, (table.m, table.n), table.dtype)
-    if bias is not None:
-        check_operand("bias", bias, (1, table.n), table.dtype)
-        check_rows("bias", bias)
     check_rows("y", y)

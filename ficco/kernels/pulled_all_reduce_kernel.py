@@ -1,20 +1,20 @@
 """The device code of an all-reduce whose sums read peers' products, in one launch.
 
-A GEMM has stored this rank's products in its window before. The first program of a launch is the
-door (`one_kernel_handshake`). It and the others divide the items: blocks of the result or, with two
-shots, chunks of the rows that this rank sums.
+Before the launch, a GEMM has stored this rank's products in the rank's window. All programs divide
+the items: blocks of the result or, with two shots, chunks of the rows that this rank sums. The
+first program, the door, also begins the handshake, and the last one to end finishes it:
 
-    door      wait for free, clear it; enter
-    program   wait for entered
-              sum: read all ranks' products of its items, add them up, store y
+    door      wait for free, clear it; raise entered at the peers
+    program   wait for entered of all peers
+              read all ranks' products of its items, add them up, store y
               two shots: also store the sums in the window, and signal each chunk
-              two shots: collect: wait for the chunks of its numbers, read the peers' sums into y
+              two shots: wait for the peers' chunks of the same numbers, read their sums into y
     last      signal that all is read; wait until all peers have read; clear the words, raise free
 
-Because peers have read the window when a launch ends, the next GEMM may store in it. A program
-waits for no other program of its rank but for the door, and at a peer only for the door and for the
-program that has its number, which has stored its chunks by then. See `one_kernel_all_reduce_kernel`
-for the order in which programs start.
+When a launch ends, all peers have read the window, so the next GEMM may store in it. A program
+waits for no other program of its rank. At a peer it waits for the door, and for the program of its
+own number, which stores its sums before it waits for sums. See `one_kernel_all_reduce_kernel` for
+the order in which programs start.
 
 All reads of peers' windows follow an acquire of the signal that the peer released behind its
 stores. A matrix is read as one row of adjacent elements, so that any width is read in wide loads.
@@ -221,7 +221,7 @@ def _release(  # noqa: PLR0913
     TWICE: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Notify the peers that this rank has read their windows; wait for the same; raise free.
+    """Notify the peers that this rank has read their windows; wait until they have; raise free.
 
     The words that peers raised are cleared: the first `items` signals of owners, if TWICE.
     """

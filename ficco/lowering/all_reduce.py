@@ -47,7 +47,7 @@ SPREAD = "spread"
 def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     check_implemented(problem.op, schedule)
-    if schedule.transport == "sm" and schedule.compute == "whole":
+    if schedule.pulls:
         return pulled_all_reduce.lower_pulled_all_reduce(problem, schedule, rank)
     if schedule.transport == "sm":
         return one_kernel_all_reduce.lower_one_kernel_all_reduce(problem, schedule, rank)

@@ -69,9 +69,9 @@ def schedule_for_capture(
 ) -> Schedule | None:
     """Return the schedule that `automatic` takes in a capture, if it must be loaded before it.
 
-    Windows cannot grow and kernels cannot be loaded during a capture: not ficco's, and neither
-    those of PyTorch, with the handles of its libraries. None also if `chosen` needs no windows and
-    the schedule for the capture needs large ones, or there was no room for them.
+    During a capture windows cannot grow, kernels of ficco and PyTorch cannot be loaded, and handles
+    of libraries cannot be opened. None also if `chosen` needs no windows and the schedule for the
+    capture needs large ones, or there was no room for them.
     """
     if regime() == "captured":
         return None
@@ -79,7 +79,7 @@ def schedule_for_capture(
     if captured.transport == "collective":
         loaded = chosen.transport == "collective" or runtime.ran_plainly(problem)
         return None if loaded else captured
-    large = chosen.transport == "collective" and captured.transport != "sm"
+    large = chosen.transport == "collective" and not captured.stores
     if large or not _lacks(runtime, problem, captured) or runtime.refuses(problem, captured):
         return None
     return captured if _compiled(problem, captured, runtime, device) else None

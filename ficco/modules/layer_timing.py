@@ -22,6 +22,7 @@ from ficco.modules import groups
 from ficco.modules.layers.choosing import runtime_of, schedule_of
 from ficco.modules.layers.layer import Layer, Measured, Seen
 from ficco.modules.layers.sample_call import call
+from ficco.schedule import Schedule
 
 __all__ = ["measure", "unmeasured"]
 
@@ -84,9 +85,15 @@ def _reasons(layer: Layer) -> Iterator[str]:
         yield f"its last call had nothing to multiply, or {seen.dtype}"
     if runtime_of(layer) is None:
         yield "its group was closed after its last call; call the model again"
-    schedule = schedule_of(layer)
-    if schedule is None or schedule.compute == "whole" or schedule.transport == "collective":
+    if _is_serial(schedule_of(layer)):
         yield "it runs serial"
+
+
+def _is_serial(schedule: Schedule | None) -> bool:
+    """Return whether a whole transfer and a whole GEMM run one after another."""
+    if schedule is None or schedule.transport == "collective":
+        return True
+    return schedule.compute == "whole" and not schedule.pulls
 
 
 def _kinds(group: Any, layers: Sequence[Layer]) -> list[list[Layer]]:

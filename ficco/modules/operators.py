@@ -90,9 +90,9 @@ def _without_rows(call: Call, local: Local, schedule: Any, grain: int | None) ->
         raise
     except EngineError as error:
         raise EngineError(
-            f"x of rank {call.rank} has 0 rows, and rows= is not given: then all ranks have 0 "
-            "rows. Pass rows= on all ranks if others have some. This rank ran one row instead: "
-            f"{error}"
+            f"x of rank {call.rank} has 0 rows, and rows= is not given, so x of every rank must "
+            "have 0 rows; pass rows= on all ranks if others have some. To find that out, this rank "
+            f"made a call of one row: {error}"
         ) from error
     assert local.results is not None
     return local.results

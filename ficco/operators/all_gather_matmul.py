@@ -332,9 +332,9 @@ def _local(
 
 
 def _one_row(call: Any, k: int) -> tuple[Problem, dict[str, Array]]:
-    """Return a call that only ranks without rows make: rank 0 has one row, the others have none.
+    """Return the call of one row, of rank 0, that only ranks whose x has no rows make.
 
-    Ranks with rows, all of them equally many, then find another call, and so do these ranks.
+    Ranks with rows make another call. Both then report that their peers' call differs.
     """
     rows = (max(math.prod(call.inner), 1), *(0,) * (call.world - 1))  # of matrices
     problem = Problem(

@@ -1,7 +1,7 @@
 """The table of an all-reduce whose sums read peers' products. Numbers only: no torch, no Triton.
 
-The table is what the plan's buffers and signals suggest. Then the plan must be what the kernel does
-with this table (`readback_one_kernel`), step by step.
+The plan's buffers and signals suggest a table. `readback_one_kernel` says what the kernel does with
+it, and the plan must be the same, step by step.
 """
 
 from __future__ import annotations

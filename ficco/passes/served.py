@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from ficco.errors import ScheduleError
 from ficco.lowering import lower_rank
+from ficco.machine import Machine
 from ficco.passes import compile_plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import HIP, cuda_target
 
-__all__ = ["check_served"]
+__all__ = ["check_predicted", "check_served"]
 
 
-def check_served(problem: Problem, schedule: Schedule, engine: str | None) -> None:
-    """Refuse a schedule that an engine cannot run.
+def check_predicted(schedule: Schedule, machine: Machine) -> None:
+    """Refuse a schedule whose main cost a machine's profile does not have.
+
+    Raises:
+        ScheduleError: the message names the cost.
+    """
+    if schedule.pulls and machine.engine != "host" and not machine.costs.pull_us:
+        raise ScheduleError(
+            f"schedule {schedule.name!r} cannot be predicted for machine {machine.name!r}: its "
+            "profile lacks costs.pull_us, which `ficco doctor --profile` measures"
+        )
+
+
+def check_served(
+    problem: Problem, schedule: Schedule, engine: str | None, predicted: Machine | None = None
+) -> None:
+    """Refuse a schedule that an engine cannot run, or that cannot be predicted.
 
     Args:
         problem: the problem.
         schedule: resolved.
         engine: name of the engine; None: nothing runs, so a plan is enough.
+        predicted: the machine, if calls are predicted and not run.
 
     Raises:
-        ScheduleError: no engine code implements the schedule.
+        ScheduleError: no engine code implements the schedule, or the machine's profile lacks a
+            cost.
     """
+    if predicted is not None:
+        check_predicted(schedule, predicted)
     if engine not in ("host", None) and schedule.transport == "collective":
         return  # torch.distributed runs it without a plan
     plan = lower_rank(problem, schedule, 0)

@@ -112,7 +112,7 @@ def results_table(rows: Sequence[Mapping[str, Any]], width: int) -> str:
         Column("speed-up", "time of serial / time of this schedule"),
         Column("efficiency", "ideal time / time of this schedule; ideal is the longer of all GEMMs "
                "alone and all transfers alone"),
-        Column("copies", "copies to peers in a call, over all ranks", spare=2),
+        Column("copies", "copies between ranks in a call, over all ranks", spare=2),
         Column("MB", "megabytes that these copies move", spare=1),
         Column("max error", "largest error of an element, relative to the sum of its terms' "
                "absolute values", spare=3),

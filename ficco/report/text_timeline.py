@@ -21,7 +21,7 @@ _MARKS = {  # kind: mark; if several kinds share a column, the later one in this
 
 _LEGEND = (
     "# GEMM or bag",
-    "= copy to a peer or collective",
+    "= copy between ranks or collective",
     "c local copy",
     "r rounding or sum",
     ". waiting",

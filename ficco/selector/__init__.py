@@ -22,7 +22,7 @@ from ficco.machine import Machine
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.book import Book, Point, environment_book, known
-from ficco.selector.candidates import are_few, candidates, needs_few_rows, plainness, serial
+from ficco.selector.candidates import are_few, candidates, plainness, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us, reasons
@@ -246,7 +246,7 @@ def _by_book(
             passed.append(f"book {candidate.name!r} was passed over: {reason}")
             continue
         point = candidate.nearest(facts, regime)
-        if point is not None and (are_few(facts) or not needs_few_rows(point.schedule)):
+        if point is not None and (are_few(facts) or not point.schedule.stores):
             return _of_book(candidate, point, facts, machine, driver), ""
         if book is not None:
             held = ", ".join(sorted({point.regime for point in candidate.points})) or "no"

@@ -88,11 +88,6 @@ def few_rows(op: str) -> int:
     return FEW_ROWS if _flow(op).one_kernel == "gather" else _SUMMED_ROWS
 
 
-def needs_few_rows(schedule: Schedule) -> bool:
-    """Return whether a schedule is one launch that multiplies, which only few rows gain from."""
-    return schedule.transport == "sm" and schedule.compute == "gated"
-
-
 def are_few(facts: Facts) -> bool:
     """Return whether a problem has few rows, and one launch that stores at peers can run it."""
     return facts.storing and facts.m <= few_rows(facts.op)
@@ -161,10 +156,10 @@ def points(
             schedules += [edged.resolve(world, machine) for edged in _edged(op, machine, grain)]
     if not (gates and alone):
         return tuple(schedules)
-    applies = {"gated": stores if _stores(machine, world) else "", "whole": pulls}
+    stores = stores if _stores(machine, world) else ""
     for schedule in [Schedule.named(name) for name in Schedule.names(op)]:
-        shots = applies.get(schedule.compute, "")
-        if schedule.transport == "sm" and shots in ("both", schedule.shots):
+        shots = stores if schedule.stores else pulls if schedule.pulls else ""
+        if shots in ("both", schedule.shots):
             schedules.append(schedule.resolve(world, machine))
     return tuple(schedules)
 

@@ -310,7 +310,7 @@ def _one_launch(
 
     whole: the time of the GEMM, which a library may make in a launch of its own.
     """
-    costs, pulls = machine.costs, schedule.compute == "whole"
+    costs, pulls = machine.costs, schedule.pulls
     host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
     if pulls or _is_made_before(facts, schedule):
         host += costs.host_product_us or costs.host_launch_us

@@ -23,6 +23,7 @@ from ficco.errors import EngineError, InputError, PlanError, closest
 from ficco.lowering import lower
 from ficco.machine import Machine
 from ficco.passes import compile_plan
+from ficco.passes.served import check_predicted
 from ficco.plan import Plan, copy_unit
 from ficco.problem import Problem
 from ficco.program import Program
@@ -60,10 +61,11 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
     Raises:
         MachineError: the machine has no figures.
         InputError: the regime is unknown, or the machine has too few ranks.
-        ScheduleError, EngineError: the machine's engine cannot run the plan; see `compile_plan`.
+        ScheduleError, EngineError: the machine's engine cannot run the plan, or its profile lacks a
+            cost; see `compile_plan` and `check_predicted`.
         PlanError: the plan would never end; the message names rank, lane, entry and signal.
     """
-    _check(plan.problem, machine, regime)
+    _check(plan.problem, plan.schedule, machine, regime)
     programs = _compiled(plan, machine)
     encoded = encode(plan.problem, programs, machine, regime == "synchronized")
     return _timeline(_spans(programs, _times(programs, encoded, machine), machine), machine)
@@ -75,7 +77,7 @@ def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float
     It is the last end of `simulate`, plus `call_us` if lanes fork and join. In the eager regime it
     is at least the host's time. Raises the errors of `simulate`.
     """
-    _check(plan.problem, machine, regime)
+    _check(plan.problem, plan.schedule, machine, regime)
     programs = _compiled(plan, machine)
     encoded = encode(plan.problem, programs, machine, regime == "synchronized")
     times = _times(programs, encoded, machine)
@@ -119,7 +121,7 @@ def predict(
         ScheduleError: nothing implements the schedule.
         MachineError, InputError: see `simulate`.
     """
-    _check(problem, machine, regime)
+    _check(problem, schedule, machine, regime)
     if schedule.transport == "collective":
         return _timeline(spans_of(problem, machine, regime == "synchronized"), machine)
     return simulate(lower(problem, schedule), machine, regime)
@@ -133,7 +135,7 @@ def predict_ms(
     If ranks are alike, it lowers and encodes only one of them; the result is the same. A collective
     and its GEMM have no fork and join, so `call_us` is not added. Raises the errors of `predict`.
     """
-    _check(problem, machine, regime)
+    _check(problem, schedule, machine, regime)
     if schedule.transport != "collective":
         if are_alike(problem, schedule, machine):
             encoded = encode_alike(problem, schedule, machine, regime == "synchronized")
@@ -162,7 +164,8 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _check(problem: Problem, machine: Machine, regime: str) -> None:
+def _check(problem: Problem, schedule: Schedule, machine: Machine, regime: str) -> None:
+    check_predicted(schedule, machine)
     machine.check_rated(None if problem.flow.pools else problem.dtype)
     if regime not in REGIMES:
         raise InputError(

@@ -80,7 +80,7 @@ class Cases:
             named = tuple(
                 name
                 for name in Schedule.names(op)
-                if m <= few_rows(op) or Schedule.named(name).transport != "sm"
+                if m <= few_rows(op) or not Schedule.named(name).stores
             )
         schedules: list[str | Schedule] = [Schedule.named("serial")]
         for entry in named:

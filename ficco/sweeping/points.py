@@ -165,7 +165,7 @@ def _points(
         else:
             point = Point(shape, regime, entry.name, entry.resolve(shape.world, machine), entry)
         if not point.reason:
-            reason = refused or served(shape, point.schedule, machine.engine)
+            reason = refused or served(shape, point.schedule, machine, simulated)
             point = replace(point, reason=reason)
         points.setdefault((point.name == AUTO, point.schedule), point)
     return list(points.values())
@@ -186,12 +186,13 @@ def _regime_refused(machine: Machine, regime: str) -> str:
     return ""
 
 
-def _served(shape: Shape, schedule: Schedule, engine: str) -> str:
-    """Return why the engine cannot run a schedule; empty if it can."""
+def _served(shape: Shape, schedule: Schedule, machine: Machine, simulated: bool) -> str:
+    """Return why the machine cannot run or predict a schedule; empty if it can."""
+    engine = machine.engine
     if engine == "cuda" and registry.get(shape.op).flow.pools:
         return "bags are not swept on GPUs: their calls have no GEMM to compare with"
     try:
-        check_served(shape.problem, schedule, engine)
+        check_served(shape.problem, schedule, engine, machine if simulated else None)
     except InputError as error:
         return str(error)
     return ""

@@ -203,3 +203,21 @@ def test_a_real_run_takes_what_is_predicted(capsys: Any) -> None:
     assert code == 0 and row["ok"]
     assert row["schedule"] != "serial" and "auto: " in err
     assert row["speedup"] > 1.0
+
+
+@pytest.mark.parametrize(("machine", "known"), [("h200x4", True), ("h200x8", False)])
+def test_all_schedules_of_many_rows_are_predicted_or_left_out_by_their_reason(
+    capsys: Any, machine: str, known: bool
+) -> None:
+    sizes = ("--m", "2048", "--n", "1024", "--k", "1024", "--dtype", "bfloat16")
+    words = ("run", "matmul_all_reduce", *sizes, "--machine", machine, "--simulate")
+    code, out, err = call(capsys, *words, "--schedule", "all", "--json")
+    assert code == 0, err
+    names = {row["schedule"] for row in json.loads(out)["results"]}
+    pulling = {name for name in Schedule.names("matmul_all_reduce") if Schedule.named(name).pulls}
+    assert len(pulling) == 2 and pulling & names == (pulling if known else set())
+    for name in pulling:
+        assert (f"{name} left out: " in err) != known
+    assert "two_shot_sm left out: it is for 512 rows or fewer" in err
+    code, _, err = call(capsys, *words, "--schedule", "one_shot_pull")
+    assert (code == 0) == known and ("lacks costs.pull_us" in err) != known

@@ -61,10 +61,10 @@ class TestRefusals:
         """And all else is: what commands leave out is what the simulator refuses."""
         on = Machine.named(name)
         problem = Problem.chunked(op, 4, 64, 64, 64, "bfloat16")
-        for each in Schedule.names():
+        for each in Schedule.names(op):
             schedule = Schedule.named(each).resolve(4, on)
             try:
-                check_served(problem, schedule, on.engine)
+                check_served(problem, schedule, on.engine, on)
             except ScheduleError:
                 with pytest.raises(ScheduleError):
                     predict(problem, schedule, on)

@@ -111,9 +111,13 @@ def test_points_that_come_to_the_same_axes_stand_once() -> None:
 def test_few_rows_have_points_of_their_own(op: str) -> None:
     (few,) = cases("h200x4", 4, True, op=op, shapes=[[8, 4096, 4096]])
     (many,) = cases("h200x4", 4, True, op=op, shapes=[[4096, 4096, 4096]])
-    own = {name for name in Schedule.names(op) if Schedule.named(name).transport == "sm"}
+    named = [Schedule.named(name) for name in Schedule.names(op)]
+    own = {schedule.name for schedule in named if schedule.stores}
     assert own and own <= {point.name for point in few.points}
     assert not own & {point.name for point in many.points}
+    pulling = {schedule.name for schedule in named if schedule.pulls}
+    assert len(pulling) == 2 * (op == "matmul_all_reduce")
+    assert pulling <= {point.name for point in many.points if not point.reason}
 
 
 def test_rows_of_each_rank_and_shapes_named_twice() -> None:
