@@ -16,7 +16,12 @@ from ficco.dtypes import ALL
 from ficco.errors import EngineError
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
-from ficco.private.torch_core import current_device, current_stream
+from ficco.private.torch_core import (
+    REDUCED_PRECISION,
+    ReducedPrecision,
+    current_device,
+    current_stream,
+)
 
 __all__ = ["TorchDeviceCompute"]
 
@@ -36,26 +41,28 @@ class _Memory:
         }
 
 
-# Flags of PyTorch that let cuBLAS sum parts of k in 16 bits, by dtype of the operands.
-_REDUCED = {
-    "float16": "allow_fp16_reduced_precision_reduction",
-    "bfloat16": "allow_bf16_reduced_precision_reduction",
-}
 _DEVICE = torch.device("cuda")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class _Cleared:
-    """Clears a set flag inside the block, and sets it again."""
+    """Clears a setting of PyTorch inside the block, and restores it.
 
-    def __init__(self, flag: str) -> None:
-        self._flag = flag
+    Args:
+        setting: the functions that return and set the setting's values.
+        values: its values before the block; the first one is cleared.
+    """
+
+    __slots__ = ("_setting", "_values")
+
+    def __init__(self, setting: ReducedPrecision, values: tuple[bool, ...]) -> None:
+        self._setting, self._values = setting, values
 
     def __enter__(self) -> None:
-        setattr(torch.backends.cuda.matmul, self._flag, False)
+        self._setting.assign(False, *self._values[1:])
 
     def __exit__(self, *_: object) -> None:
-        setattr(torch.backends.cuda.matmul, self._flag, True)
+        self._setting.assign(*self._values)
 
 
 class TorchDeviceCompute:
@@ -73,10 +80,10 @@ class TorchDeviceCompute:
 
         The user's choice of TensorFloat-32 is not changed.
         """
-        flag = _REDUCED.get(dtype)
-        if flag is None or not getattr(torch.backends.cuda.matmul, flag):
+        setting = REDUCED_PRECISION.get(dtype)
+        if setting is None or not (values := setting.values())[0]:
             return _NOTHING
-        return _Cleared(flag)
+        return _Cleared(setting, values)
 
     def part(
         self, handle: torch.Tensor, row0: int, row1: int, col0: int, col1: int

@@ -11,7 +11,7 @@ two launches. The host never waits for the device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ficco.compute import DeviceCompute
 from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.cuda import Device
 from ficco.engines.launches import Launches
-from ficco.engines.library_calls import Call, View, call_of
+from ficco.engines.library_calls import Call, View, call_of, whole_product
 from ficco.engines.prepared import CallSlots, PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
@@ -168,7 +168,7 @@ class BoundProgram:
         if not all(self._compute.reads(arrays[name]) for name in self._weights):
             return None  # the library reads a copy of the weight
         state, parts = launches.state, (self._native, launches, self._compute)
-        before = self._lead if self._leading else None
+        before = self._leader(list(arrays)) if self._leading else None
         slots = CallSlots(self._numbers, self._count, self._workspaces)
         prepared = PreparedCall(*parts, arrays, slots, self._window, before)
         # None: another thread has run with matrices of another layout meanwhile.
@@ -219,17 +219,26 @@ class BoundProgram:
             self._launches.place(local, addresses, pitches)
         return local, addresses, pitches
 
-    def _lead(self, matrices: Mapping[str, Any], copy: int) -> None:
-        """Enqueue the launches before a call that is one kernel, which take whole matrices."""
-        windows = self._handles[copy]
+    def _leader(self, names: Sequence[str]) -> Callable[[Sequence[Any], int], None]:
+        """Return a function that enqueues the launches before a call that is one kernel.
 
-        def whole(region: Region) -> Any:
-            matrix = matrices.get(region.buffer)
-            return windows[region.buffer, region.copy] if matrix is None else matrix
+        They take whole matrices. The function's arguments are the call's matrices, in the order of
+        their names, and the window copy.
+        """
+        handles, compute, dtype = self._handles, self._compute, self._dtype
+        windows = [tuple(of_copy.values()) for of_copy in handles]
+        places = {(name, 0): i for i, name in enumerate(names)}
+        places |= {key: len(names) + i for i, key in enumerate(handles[0])}
+        works = [entry.launch.work for entry in self._leading]
+        calls = [whole_product(work, lambda r: places[r.buffer, r.copy]) for work in works]
 
-        with self._compute.exact(self._dtype):
-            for entry in self._leading:
-                self._calls[entry.row](self._compute, whole)
+        def lead(matrices: Sequence[Any], copy: int) -> None:
+            every = (*matrices, *windows[copy])
+            with compute.exact(dtype):
+                for call in calls:
+                    call(compute, every)
+
+        return lead
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""

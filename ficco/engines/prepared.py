@@ -45,8 +45,8 @@ class PreparedCall:
         arrays: matrices by name, in the order of the addresses that `run` takes.
         slots: the slots of the call's addresses.
         window: the plan's window.
-        before: enqueues the library's products before the launch, from the call's matrices by
-            name and the window copy; None if there are none.
+        before: enqueues the library's products before the launch, from the call's matrices, in
+            the order of the addresses, and the window copy; None if there are none.
 
     Attributes:
         window, before: as above.
@@ -66,7 +66,7 @@ class PreparedCall:
         arrays: Mapping[str, Any],
         slots: CallSlots,
         window: Any,
-        before: Callable[[Mapping[str, Any], int], None] | None,
+        before: Callable[[Sequence[Any], int], None] | None,
     ) -> None:
         self._program, self._launches, self._compute = program, launches, compute
         numbers, total, workspaces = slots
@@ -93,7 +93,7 @@ class PreparedCall:
         addresses: Sequence[int],
         copy: int,
         stream: int,
-        matrices: Mapping[str, Any],
+        matrices: Sequence[Any],
     ) -> bool:
         """Enqueue a call on a stream of the current device.
 
@@ -101,7 +101,7 @@ class PreparedCall:
             addresses: addresses of the matrices, in the order of the slots.
             copy: the window copy of this call.
             stream: driver handle of the library's current stream.
-            matrices: by name, if `before` is set; else empty.
+            matrices: of the addresses, if `before` is set; else empty.
 
         Returns:
             False if nothing was enqueued and the call must take the full path.

@@ -71,7 +71,6 @@ class CachedCall:
     __slots__ = (
         "_device",
         "_flat",
-        "_names",
         "_plain",
         "_prepared",
         "_problem",
@@ -97,7 +96,6 @@ class CachedCall:
     ) -> None:
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
         self._takes, self._shapes = takes, shapes
-        self._names = (*(name for name, _ in takes), *(f"y{i}" for i in range(len(shapes))))
         self.ready, self.changes = ready, changes
         self._plain = schedule.transport == "collective"
         self._short = (
@@ -120,12 +118,14 @@ class CachedCall:
         if here and prepared is not None:
             addresses = [tensor.data_ptr() for tensor in tensors]
             addresses += [y.data_ptr() for y in ys]
-            arrays: dict[str, Any] = {}
+            matrices: Sequence[Tensor] = ()
             if prepared.before is not None:
                 # `_prepare` has checked that the matrices are the tensors' own memory.
-                arrays = self._named(tensors, ys) if self._flat else self._arrays(tensors, ys)
+                matrices = (*tensors, *ys)
+                if not self._flat:
+                    matrices = tuple(self._arrays(tensors, ys).values())
             stream = current_stream(self._device)
-            if self._runtime.run_prepared(prepared, addresses, stream, ys, arrays):
+            if self._runtime.run_prepared(prepared, addresses, stream, ys, matrices):
                 self._tries_left = _MAX_TRIES
                 return ys
         arrays = self._arrays(tensors, ys)
@@ -165,10 +165,6 @@ class CachedCall:
         for i, y in enumerate(ys):
             arrays[f"y{i}"] = as_matrix(y)
         return arrays
-
-    def _named(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
-        """Return tensors and results by the names of their buffers."""
-        return dict(zip(self._names, (*tensors, *ys), strict=True))
 
     def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         return {

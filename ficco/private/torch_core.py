@@ -7,14 +7,17 @@ microseconds on the host, and uses most of these names.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from ficco.private.finding import ABSENT, find
 
 __all__ = [
+    "REDUCED_PRECISION",
     "DisableAutocast",
+    "ReducedPrecision",
     "any_autocast",
     "bag_gradient",
     "current_device",
@@ -163,6 +166,48 @@ disable_dynamo = find(
 """Decorator that excludes a function from torch.compile. The public decorator imports the compiler
 at once, which takes seconds; the private one imports it when the function is called.
 """
+
+# ---- sums in 16 bits
+
+
+class ReducedPrecision(NamedTuple):
+    """The setting that lets cuBLAS sum parts of k in 16 bits, for operands of one dtype.
+
+    Attributes:
+        get: returns the setting: whether it is allowed, or a tuple that starts with that.
+        assign: sets the values of that tuple.
+    """
+
+    get: Callable[[], Any]
+    assign: Callable[..., None]
+
+    def values(self) -> tuple[bool, ...]:
+        """Return the values that `assign` takes."""
+        found = self.get()
+        return found if isinstance(found, tuple) else (found,)
+
+
+def _reduced_precision(short: str) -> ReducedPrecision:
+    """Return the setting for "fp16" or "bf16". The public attribute takes about 2 us a call."""
+    name = f"allow_{short}_reduced_precision_reduction"
+
+    def get() -> bool:
+        return bool(getattr(torch.backends.cuda.matmul, name))
+
+    def assign(allowed: bool, *rest: bool) -> None:
+        setattr(torch.backends.cuda.matmul, name, (allowed, *rest) if rest else allowed)
+
+    instead = f"torch.backends.cuda.matmul.{name}"
+    return ReducedPrecision(
+        find(f"torch._C:_get_cublas_{name}", get, instead),
+        find(f"torch._C:_set_cublas_{name}", assign, instead),
+    )
+
+
+REDUCED_PRECISION = {
+    "float16": _reduced_precision("fp16"),
+    "bfloat16": _reduced_precision("bf16"),
+}
 
 # ---- tensors
 

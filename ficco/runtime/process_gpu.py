@@ -214,7 +214,7 @@ class CudaProcessRuntime(ProcessRuntime):
         addresses: Sequence[int],
         stream: int,
         ys: Sequence[Any],
-        matrices: Mapping[str, Any],
+        matrices: Sequence[Any],
     ) -> bool:
         """Make a prepared call; return False if it was not made and `execute` must make it.
 
@@ -223,8 +223,8 @@ class CudaProcessRuntime(ProcessRuntime):
             addresses: of its matrices, in the order in which `prepared` got them.
             stream: the current stream of this rank's device, which is the current device.
             ys: its results, which are filled with NaN if the call fails.
-            matrices: by name, if the call does work before its launch (`PreparedCall.before`);
-                else empty.
+            matrices: of the addresses, if the call does work before its launch
+                (`PreparedCall.before`); else empty.
 
         Raises: as `execute`.
         """
