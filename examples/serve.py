@@ -85,6 +85,7 @@ def main() -> None:
             model.step()
         runs["by a CUDA graph"] = decode(model, graph.replay)
         ficco.synchronize()  # raises if a call has failed
+        graph.reset()  # destroy_process_group waits for graphs that hold calls of NCCL
     elif rank == 0:
         print(f"no CUDA graph: {world} GPUs are needed, {torch.cuda.device_count()} found")
     if rank == 0:
