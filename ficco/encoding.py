@@ -19,6 +19,7 @@ from ficco.plan import Region, Signal, signal_place, window_places
 from ficco.program import (
     Copy,
     Entry,
+    Exchange,
     Gated,
     Launch,
     OneKernel,
@@ -181,6 +182,8 @@ class _Encoder:
                     self._signals(lane, _RAISE, i, entry.raises, how)
             elif isinstance(entry, Wait):
                 self._signals(lane, _WAIT, i, entry.signals)
+            elif isinstance(entry, Exchange):
+                raise EngineError(f"entry {entry.id!r}: the engines run no collectives")
             else:
                 mark = i if entry.id in awaited else -1
                 extra += self._launch(Segment(i, entry, mark), extra, whole)

@@ -180,14 +180,19 @@ class Step(NamedTuple):
         reads, writes: copy, local_copy: reads[i] goes to writes[i]. reduce: the sum of reads, in
             order, in float32, goes to the one region of writes; a read of one row is added to every
             row, and no reads give zeros. collective: reads is sent by this rank, writes is
-            received. bag: reads repeats (table, indices, offsets of its bags), and writes[i] gets
-            the sums of the i-th triple.
+            received; see `collective`. bag: reads repeats (table, indices, offsets of its
+            bags), and writes[i] gets the sums of the i-th triple.
         signals: raise: raises them, in any order; wait: waits for all; clear: sets them to 0.
         products: gemm: its products, in order.
         transpose_a, transpose_b: gemm: the operand is stored transposed.
         after: ids of earlier steps of this rank, on any lane, that end before this one starts.
         parts: a gated gemm or bag: its parts; products, reads and writes are then empty.
-        collective: the name of the collective: "all_gather" or "all_to_all".
+        collective: the name of the collective. "all_gather": all ranks' reads, one below the
+            other, go to the one region of writes. "all_to_all": the read for each rank goes to the
+            write from this rank there. "reduce_scatter": the reads of all ranks for this rank are
+            added up in the one region of writes; none: this rank gets no rows. "all_reduce": the
+            one read of all ranks is added up in the one region of writes, which may be the read
+            itself.
         concurrent: a gated step waits for results of peers' kernels (as every step that both waits
             and raises): its plan needs lanes that run at the same time, and devices without kernels
             of other groups.

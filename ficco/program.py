@@ -9,6 +9,7 @@ end before the entry starts.
     SignalWrite    stores to signals
     Wait           a wait for signals
     Launch         one call of a library, or one of ficco's own kernels
+    Exchange       one collective of a library
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "Bag",
     "Copy",
     "Entry",
+    "Exchange",
     "Gated",
     "Gemm",
     "Launch",
@@ -190,7 +192,18 @@ class Launch(NamedTuple):
     by: str
 
 
-Entry = Copy | SignalWrite | Wait | Launch
+class Exchange(NamedTuple):
+    """A collective of all ranks, see `ficco.plan.Step.collective`."""
+
+    id: str
+    lane: str
+    after: tuple[str, ...]
+    collective: str
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+
+
+Entry = Copy | SignalWrite | Wait | Launch | Exchange
 
 
 class Program(NamedTuple):
@@ -220,6 +233,8 @@ def kind_of(entry: Entry) -> str:
         return "local_copy" if entry.source.rank == entry.target.rank else "copy"
     if isinstance(entry, Wait):
         return "wait"
+    if isinstance(entry, Exchange):
+        return "collective"
     return "raise" if entry.raises else "clear"
 
 

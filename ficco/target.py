@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ficco.problem import MAX_WORLD
 
-__all__ = ["HIP", "HOST", "MOST_STORED", "Target", "cuda_target", "own_signals"]
+__all__ = ["HIP", "HOST", "LIBRARY", "MOST_STORED", "Target", "cuda_target", "own_signals"]
 
 FEWEST_STORED = 3  # from this many signals on, one kernel is faster than stream writes
 # Signals that one kernel stores: kMostStored of the native core, less one for the watchdog's word.
@@ -22,7 +22,7 @@ class Target(NamedTuple):
     """What compiled programs depend on.
 
     Attributes:
-        name: "host", "cuda" or "hip".
+        name: "host", "cuda", "hip" or "library".
         kernels: whether there are ficco's own kernels: gated GEMMs, sums of slots in one pass, and
             whole calls as one launch. Without them a gated step becomes waits, products and
             signals.
@@ -34,6 +34,7 @@ class Target(NamedTuple):
             stream writes to are raised by 4-byte copies.
         store_from: on the caller's stream, the fewest signals that one kernel stores, instead of
             the stream; 0: there is no such kernel.
+        collectives: whether a library runs collectives.
         copies_2d: whether one copy moves rows that are not adjacent. Otherwise each row is a copy.
     """
 
@@ -45,12 +46,15 @@ class Target(NamedTuple):
     store_from: int = 0
     copies_2d: bool = True
     in_order: bool = False
+    collectives: bool = False
 
     def writes_to(self, rank: int) -> bool:
         """Return whether streams write to the signals of a rank."""
         return not self.writable or self.writable[rank]
 
 
+# PyTorch and torch.distributed run whole calls on the caller's stream or thread.
+LIBRARY = Target("library", kernels=False, batches=False, in_order=True, collectives=True)
 HOST = Target("host", kernels=False, threads=True, batches=False)
 # No engine runs it yet; plans are predicted for it. It has ficco's kernels, and none that stores
 # signals.

@@ -22,9 +22,11 @@ from ficco.program import Program
 from ficco.report.plan_text import fitted, plan_text
 from ficco.report.program_text import program_json, program_text
 from ficco.report.tables import UNLIMITED, width_of
-from ficco.target import HOST, cuda_target, own_signals
+from ficco.target import HOST, LIBRARY, cuda_target, own_signals
 
 __all__ = ["add_to"]
+
+_TARGETS = {"host": HOST, "library": LIBRARY}
 
 
 def add_to(commands: Any) -> None:
@@ -54,8 +56,9 @@ def add_to(commands: Any) -> None:
         "prove it. Default: the plan, which is the same for all targets.",
     )  # fmt: skip
     program.add_argument(
-        "--target", choices=("host", "cuda"),
-        help="With --program: the target that it runs on. Default: cuda.",
+        "--target", choices=("host", "cuda", "library"),
+        help="With --program: the target that it runs on. `library` is PyTorch, which runs "
+        "schedules with transport='collective'. Default: library for those, else cuda.",
     )  # fmt: skip
     program.add_argument(
         "--signals", choices=("write", "copy"),
@@ -76,8 +79,8 @@ def add_to(commands: Any) -> None:
 def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if (args.target or args.signals) and not args.program:
         raise InputError("--target and --signals are for --program; add it, or leave them out")
-    if args.signals and args.target == "host":
-        raise InputError("--signals is for CUDA streams; leave it out with --target host")
+    if args.signals and args.target not in (None, "cuda"):
+        raise InputError(f"--signals is for CUDA streams; leave it out with --target {args.target}")
     if args.check is not None and args.rank is not None:
         raise InputError("--rank with --check: a proof is over all ranks; leave --rank out")
     if args.json and args.rank is not None:
@@ -123,8 +126,10 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _programs(plan: Plan, target: str | None, signals: str | None) -> list[Program]:
     """Return all ranks' programs, for ranks on devices of their own."""
-    if target == "host":
-        return [compile_plan(entry, HOST) for entry in plan.ranks]
+    collective = plan.schedule.transport == "collective"
+    target = target or ("library" if collective and not signals else "cuda")
+    if target in _TARGETS:
+        return [compile_plan(entry, _TARGETS[target]) for entry in plan.ranks]
     return [
         compile_plan(entry, cuda_target(own_signals(entry.rank) if signals == "copy" else ()))
         for entry in plan.ranks

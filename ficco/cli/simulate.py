@@ -48,9 +48,7 @@ def _predict(request: Request, regime: str, points: list[Point], work: Working) 
 
 
 def _proved(request: Request, schedule: Schedule) -> bool:
-    """Return whether the verifier accepts a schedule's plan; a collective has no plan."""
-    if schedule.transport == "collective":
-        return True
+    """Return whether the verifier accepts a schedule's plan."""
     return not verify(lower(request.problem, schedule))
 
 

@@ -6,6 +6,7 @@ At run time a rank lowers only its own plan (`lower_rank`). `lower` makes all pl
 from __future__ import annotations
 
 from ficco.lowering.all_reduce import lower_all_reduce
+from ficco.lowering.collective import lower_collective
 from ficco.lowering.gathering import lower_gathering
 from ficco.lowering.moving import lower_moving
 from ficco.lowering.one_kernel_gather import lower_one_kernel_gather
@@ -36,6 +37,8 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         ScheduleError: no lowering implements this schedule for this operator. The message names
             the nearest schedule that works.
     """
+    if schedule.transport == "collective":
+        return lower_collective(problem, schedule, rank)
     if schedule.transport == "sm" and problem.flow.one_kernel == "gather":
         return lower_one_kernel_gather(problem, schedule, rank)
     return _BY_FINISH[problem.flow.finish](problem, schedule, rank)

@@ -23,11 +23,6 @@ def check_implemented(op: str, schedule: Schedule) -> None:
     Raises:
         ScheduleError: the message names the nearest schedule that works.
     """
-    if schedule.transport == "collective":
-        raise ScheduleError(
-            f"{op}: transport='collective' is one call of torch.distributed and has no plan; the "
-            "nearest that has one is transport='dma'"
-        )
     flow = registry.get(op).flow
     if schedule.transport == "sm" and not flow.one_kernel:
         raise ScheduleError(

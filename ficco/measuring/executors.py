@@ -27,7 +27,7 @@ from ficco.errors import DevicesRefused, InputError
 from ficco.machine import Machine
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem, offsets
-from ficco.runtime import distributed
+from ficco.runtime import distributed, library_programs
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
@@ -257,7 +257,7 @@ class GpuExecutor(_Rank):
         dtype = TORCH_DTYPE[problem.dtype]
         if schedule.transport == "collective":
             like = torch.empty((0, problem.n), dtype=dtype, device=self._device)
-            ys = distributed.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
+            ys = library_programs.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
         else:
             ys = [
                 torch.empty(shape, dtype=dtype, device=self._device)

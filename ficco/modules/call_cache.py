@@ -19,7 +19,7 @@ from ficco.modules.auto import AUTO
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import current_device, current_stream, is_view, unsafe_view
 from ficco.problem import Problem
-from ficco.runtime import distributed
+from ficco.runtime import library_programs
 from ficco.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -71,13 +71,12 @@ class CachedCall:
     __slots__ = (
         "_device",
         "_flat",
-        "_plain",
+        "_library",
         "_prepared",
         "_problem",
         "_runtime",
         "_schedule",
         "_shapes",
-        "_short",
         "_takes",
         "_tries_left",
         "changes",
@@ -97,11 +96,16 @@ class CachedCall:
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
         self._takes, self._shapes = takes, shapes
         self.ready, self.changes = ready, changes
-        self._plain = schedule.transport == "collective"
-        self._short = (
-            distributed.short(problem, runtime.process_group, runtime.rank) if self._plain else None
+        names, group = [name for name, _ in takes], runtime.process_group
+        self._library = (
+            library_programs.bind(problem, names, group, runtime.rank, True)
+            if schedule.transport == "collective"
+            else None
         )
-        self._flat = all(len(shape) == 2 for shape in shapes)  # then the tensors are the matrices
+        outputs = problem.outputs
+        flat = all(len(shape) == 2 for shape in shapes)
+        rows = all(output.axis == "rows" and not output.bias for output in outputs)
+        self._flat = flat and rows  # then the tensors are the matrices
         self._device: int = runtime.device.index
         # The prepared call, valid while its plan is bound, and how often the call may still try to
         # prepare itself. A prepared call that runs resets the count.
@@ -110,8 +114,8 @@ class CachedCall:
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
-        if self._plain:
-            return self._run_plain(tensors)
+        if self._library is not None:
+            return self._run_plain(self._library, tensors)
         x = tensors[0]
         ys = [x.new_empty(*shape) for shape in self._shapes]
         here, prepared = current_device() == self._device, self._prepared()
@@ -149,16 +153,10 @@ class CachedCall:
                 return None
         return self._runtime.prepared_call(self._problem, self._schedule, arrays)
 
-    def _run_plain(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        runtime, short = self._runtime, self._short
-        runtime.check_alive()
-        if short is not None and self._flat:
-            return short(tensors)
-        arrays = self._matrices(tensors)
-        if short is not None:
-            return shaped(short(list(arrays.values())), self._shapes)
-        ys = distributed.run(self._problem, arrays, runtime.process_group, runtime.rank)
-        return shaped(ys, self._shapes)
+    def _run_plain(self, library: library_programs.Call, tensors: Sequence[Tensor]) -> list[Tensor]:
+        self._runtime.check_alive()
+        matrices = tensors if self._flat else list(self._matrices(tensors).values())
+        return shaped(library(matrices), self._shapes)
 
     def _arrays(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
         arrays = self._matrices(tensors)

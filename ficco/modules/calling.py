@@ -36,7 +36,7 @@ from ficco.operators.arrays import row_contiguous
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import Problem
-from ficco.runtime import distributed
+from ficco.runtime import library_programs
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
@@ -209,7 +209,7 @@ class Call:
 
     def _run_plain(self, problem: Problem, tensors: dict[str, Tensor]) -> list[Tensor]:
         return shaped(
-            distributed.run(problem, tensors, self.group, self.rank), self._shapes(problem)
+            library_programs.run(problem, tensors, self.group, self.rank), self._shapes(problem)
         )
 
     def _run_on_gpu(

@@ -19,7 +19,18 @@ from collections.abc import Sequence
 from ficco.errors import EngineError, PlanError
 from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums
 from ficco.plan import Part, RankPlan, Step, has_mailbox
-from ficco.program import Bag, Copy, Entry, Launch, Program, Reduce, SignalWrite, Wait, Work
+from ficco.program import (
+    Bag,
+    Copy,
+    Entry,
+    Exchange,
+    Launch,
+    Program,
+    Reduce,
+    SignalWrite,
+    Wait,
+    Work,
+)
 from ficco.target import Target
 
 __all__ = ["COMPUTE", "compile_by_step", "compile_plan"]
@@ -171,11 +182,14 @@ class _Compiler:
                 Copy(name, step.lane, () if i else after, *box)
                 for i, (name, box) in enumerate(zip(names, boxes, strict=True))
             ]
-        if kind not in COMPUTE:
-            raise EngineError(
-                f"rank {self.plan.rank}, step {step.id!r}: target {self.target.name!r} has no "
-                f"{kind} steps; use a schedule with transport='dma'"
-            )
+        if kind == "collective":
+            if not self.target.collectives:
+                raise EngineError(
+                    f"rank {self.plan.rank}, step {step.id!r}: target {self.target.name!r} has no "
+                    "collectives; use target 'library', or a schedule with transport='dma'"
+                )
+            entry = Exchange(step.id, step.lane, after, step.collective, step.reads, step.writes)
+            return [entry]
         if not step.parts:
             return self._launches(step.id, step, step, after)
         return self._gated(step, after) if self.target.kernels else self._by_parts(step, after)

@@ -11,7 +11,19 @@ from collections.abc import Sequence
 from ficco.errors import PlanError
 from ficco.passes.readback_one_kernel import steps_of_one_kernel
 from ficco.plan import Part, Plan, Product, RankPlan, Region, Signal, Step, copy_unit, signal_at
-from ficco.program import Bag, Copy, Gated, Gemm, Launch, OneKernel, Program, SignalWrite, Sum, Wait
+from ficco.program import (
+    Bag,
+    Copy,
+    Exchange,
+    Gated,
+    Gemm,
+    Launch,
+    OneKernel,
+    Program,
+    SignalWrite,
+    Sum,
+    Wait,
+)
 from ficco.tables import GatedPart
 from ficco.target import MOST_STORED
 
@@ -45,6 +57,8 @@ def read_back(program: Program) -> RankPlan:
         elif isinstance(entry, SignalWrite):
             _check_how(program, entry, entry.lane in inline)
             steps += _written(entry.id, entry.lane, entry.clears, entry.raises, entry.after)
+        elif isinstance(entry, Exchange):
+            steps.append(_exchanged(program, entry))
         elif isinstance(entry.work, OneKernel):
             work = entry.work
             steps += steps_of_one_kernel(entry.id, entry.lane, work.table, program.buffers)
@@ -77,6 +91,17 @@ def _copied(copy: Copy, target: str) -> Step:
     kind = "local_copy" if within else "copy"
     unit = "sm" if within else copy_unit(target, same_device=False)
     return Step(copy.id, copy.lane, kind, unit, (copy.source,), (copy.target,), after=copy.after)
+
+
+def _exchanged(program: Program, exchange: Exchange) -> Step:
+    if not program.target.collectives:
+        raise PlanError(
+            f"rank {program.rank}, entry {exchange.id!r}: target {program.target.name!r} has no "
+            "collectives"
+        )
+    name, lane, after, collective, reads, writes = exchange
+    step = Step(name, lane, "collective", "sm", reads, writes, collective=collective)
+    return step._replace(after=after)
 
 
 def _written(

@@ -8,7 +8,7 @@ from ficco.machine import Machine
 from ficco.passes import compile_plan
 from ficco.problem import Problem
 from ficco.schedule import Schedule
-from ficco.target import HIP, cuda_target
+from ficco.target import HIP, LIBRARY, cuda_target
 
 __all__ = ["check_predicted", "check_served"]
 
@@ -44,7 +44,8 @@ def check_served(
     if predicted is not None:
         check_predicted(schedule, predicted)
     if engine not in ("host", None) and schedule.transport == "collective":
-        return  # torch.distributed runs it without a plan
+        compile_plan(lower_rank(problem, schedule, 0), LIBRARY)
+        return
     plan = lower_rank(problem, schedule, 0)
     if engine in ("cuda", "hip"):  # compiling raises for parts that no kernel supports
         compile_plan(plan, cuda_target() if engine == "cuda" else HIP)

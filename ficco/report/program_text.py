@@ -11,6 +11,7 @@ from ficco.plan import Plan, Region, Signal, signal_at
 from ficco.program import (
     Copy,
     Entry,
+    Exchange,
     Gated,
     Gemm,
     Launch,
@@ -91,6 +92,7 @@ def _plain(value: Any) -> Any:
 
 _NAMES: dict[type, str] = {
     Copy: "copy", SignalWrite: "signal_write", Wait: "wait", Launch: "launch",
+    Exchange: "exchange",
 }  # fmt: skip
 
 
@@ -105,6 +107,9 @@ def _entry(program: Program, entry: Entry) -> list[str]:
         cleared = f" clears {_signals(entry.clears)}" if entry.clears else ""
         raised = f" raises {_signals(entry.raises)}" if entry.raises else ""
         return [f"{head}write by {entry.how}:{cleared}{raised}{after}"]
+    if isinstance(entry, Exchange):
+        reads, writes = (", ".join(map(str, regions)) for regions in (entry.reads, entry.writes))
+        return [f"{head}library {entry.collective} {reads} -> {writes or 'nothing'}{after}"]
     lines = _launch(program, entry)
     return [f"{head}{entry.by} {lines[0]}{after}", *(f"{'':<34}{line}" for line in lines[1:])]
 

@@ -108,8 +108,8 @@ def predict(
 ) -> Timeline:
     """Predict the timeline of a problem under a schedule.
 
-    With transport "collective" there is no plan: a collective of torch.distributed and a GEMM run
-    one after the other, each as one span per rank; see `ficco.simulator.collectives`.
+    With transport "collective" a library runs GEMMs and a collective one after the other; see
+    `ficco.simulator.collectives`.
 
     Args:
         problem: the problem.
@@ -123,7 +123,7 @@ def predict(
     """
     _check(problem, schedule, machine, regime)
     if schedule.transport == "collective":
-        return _timeline(spans_of(problem, machine, regime == "synchronized"), machine)
+        return _timeline(spans_of(problem, schedule, machine, regime == "synchronized"), machine)
     return simulate(lower(problem, schedule), machine, regime)
 
 
@@ -143,7 +143,7 @@ def predict_ms(
                 return ms
         with _collector_paused():
             return simulate_ms(lower(problem, schedule), machine, regime)
-    spans = spans_of(problem, machine, regime == "synchronized")
+    spans = spans_of(problem, schedule, machine, regime == "synchronized")
     us = max(span.end_us for span in spans)
     return (max(us, machine.costs.host_serial_us) if regime == "eager" else us) / 1e3
 

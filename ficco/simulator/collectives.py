@@ -1,4 +1,4 @@
-"""Predicting calls without a plan: a collective of torch.distributed before or after a GEMM.
+"""Predicting calls of a library: whole GEMMs and a collective, one after another.
 
 Collectives take the measured time. If one was not measured, or the links need longer, its bytes
 leave a rank at the link's highest rate: through the port of a switch, or through all links of a
@@ -7,108 +7,97 @@ mesh at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
+from ficco.dtypes import DTYPES
+from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.passes import compile_plan
+from ficco.plan import Region
 from ficco.problem import Problem
+from ficco.program import Copy, Entry, Exchange, Launch, Program, kind_of
+from ficco.schedule import Schedule
+from ficco.simulator.calls import Calls
 from ficco.simulator.encoding import start_ns
+from ficco.target import LIBRARY
 from ficco.timeline import Span
 
 __all__ = ["spans_of"]
 
-LANE = "torch"
 
-
-class _Phase(NamedTuple):
-    """A phase of all ranks: the kind of step, its name, and its duration on each rank in us."""
-
-    kind: str
-    name: str
-    us: list[float]
-
-
-def spans_of(problem: Problem, machine: Machine, submitted: bool) -> list[Span]:
-    """Return the spans of all ranks.
+def spans_of(problem: Problem, schedule: Schedule, machine: Machine, submitted: bool) -> list[Span]:
+    """Return the spans of all ranks: one for each entry of their programs.
 
     A collective ends on all ranks at the same time; its duration counts from the last arrival.
 
     Args:
         problem: the problem.
+        schedule: resolved, with transport "collective".
         machine: a rated machine.
         submitted: whether the host submits everything first (`host_serial_us`).
     """
+    ranks = range(problem.world)
+    programs = [compile_plan(lower_rank(problem, schedule, rank), LIBRARY) for rank in ranks]
     host_us = machine.costs.host_serial_us if submitted else 0.0
-    now = [host_us + start_ns(rank, machine) / 1e3 for rank in range(problem.world)]
-    spans = []
-    for kind, name, us in _phases(problem, machine):
-        if kind == "collective":
-            ends = [max(now) + us[0]] * problem.world
-        else:
-            ends = [begin + lasts for begin, lasts in zip(now, us, strict=True)]
-        for rank, (begin, end) in enumerate(zip(now, ends, strict=True)):
-            spans.append(Span(rank, LANE, name, kind, "sm", begin, end))
-        now = ends
-    return sorted(spans, key=lambda span: span.rank)  # stable: phases follow one another
-
-
-def _phases(problem: Problem, machine: Machine) -> list[_Phase]:
-    ranks, launch_us = range(problem.world), machine.costs.launch_us
-    if problem.flow.pools:
-        compute = [
-            _Phase("bag", "bag", [_bag_us(problem, machine, rank) for rank in ranks]),
-            _Phase(
-                "local_copy", "permute", [_permute_us(problem, machine, rank) for rank in ranks]
-            ),
-        ]
-    else:
-        compute = [_Phase("gemm", "gemm", [_gemm_us(problem, machine, rank) for rank in ranks])]
-    compute = [
-        phase._replace(us=[launch_us + us if us else 0.0 for us in phase.us]) for phase in compute
+    clocks = [
+        _Clock(program, problem, machine, host_us + start_ns(program.rank, machine) / 1e3)
+        for program in programs
     ]
-    if problem.world == 1:
-        return compute[:1]
-    name = problem.flow.collective
-    bytes_out = max(_bytes_out(problem, rank) for rank in ranks)
-    us = machine.collective_us(name, bytes_out, problem.world)
-    collective = _Phase("collective", name, [us])
-    if problem.flow.gathers:
-        return [collective, *compute]
-    return [compute[0], collective, *compute[1:]]
+    while exchanges := [exchange for clock in clocks if (exchange := clock.advance())]:
+        bytes_out = max(_bytes_out(problem, rank, each) for rank, each in enumerate(exchanges))
+        us = machine.collective_us(exchanges[0].collective, bytes_out, problem.world)
+        end_us = max(clock.now_us for clock in clocks) + us
+        for clock, exchange in zip(clocks, exchanges, strict=True):
+            clock.end(exchange, end_us)
+    return [span for clock in clocks for span in clock.spans]
 
 
-def _gemm_us(problem: Problem, machine: Machine, rank: int) -> float:
-    """Return the duration of a rank's GEMMs, one per output."""
-    depth = problem.depths[rank] if problem.depths else problem.k
-    times = []
-    for (rows, columns), output in zip(problem.result_shapes(rank), problem.outputs, strict=True):
-        if output.axis == "gathered":  # the collective produces it
-            continue
-        m, k = rows, depth
-        if output.axis == "contraction":
-            k = problem.m
-        elif problem.depths:
-            m = problem.m
-        elif not problem.flow.gathers:
-            m = problem.rows[rank]
-        times.append(machine.gemm_us(m, columns, k, problem.dtype))
-    return sum(times)
+class _Clock:
+    """The time of one rank, and its spans so far.
+
+    Attributes:
+        now_us: when its last entry ended.
+        spans: of the entries that have ended.
+    """
+
+    def __init__(self, program: Program, problem: Problem, machine: Machine, now_us: float) -> None:
+        self._rank, self._left = program.rank, iter(program.entries)
+        self._machine, self.now_us = machine, now_us
+        self._calls = Calls(machine, problem.dtype)
+        self._calls.use(program.buffers)
+        self._item_bytes = problem.itemsize
+        self.spans: list[Span] = []
+
+    def advance(self) -> Exchange | None:
+        """Run entries up to the next collective, and return it; None: no entry is left."""
+        for entry in self._left:
+            if isinstance(entry, Exchange):
+                return entry
+            self.end(entry, self.now_us + self._machine.costs.launch_us + self._us(entry))
+        return None
+
+    def end(self, entry: Entry, end_us: float) -> None:
+        """End an entry that began when the last one ended."""
+        kind = kind_of(entry)
+        self.spans.append(Span(self._rank, entry.lane, entry.id, kind, "sm", self.now_us, end_us))
+        self.now_us = end_us
+
+    def _us(self, entry: Entry) -> float:
+        if isinstance(entry, Copy):
+            return self._calls.copied(entry.source.area * self._item_bytes) / 1e3
+        assert isinstance(entry, Launch)
+        return self._calls.of(entry.work) / 1e3
 
 
-def _bag_us(problem: Problem, machine: Machine, rank: int) -> float:
-    rows = sum(problem.lookups[rank]) + problem.m * len(problem.tables[rank])
-    return machine.stream_us(rows * problem.n * problem.itemsize)
-
-
-def _permute_us(problem: Problem, machine: Machine, rank: int) -> float:
-    (rows, columns), *_ = problem.result_shapes(rank)
-    return machine.stream_us(2 * rows * columns * problem.itemsize)
-
-
-def _bytes_out(problem: Problem, rank: int) -> int:
+def _bytes_out(problem: Problem, rank: int, exchange: Exchange) -> float:
     """Return the bytes that leave a rank if each peer gets its part once (all-reduce: twice)."""
-    outgoing = problem.operator.blocks(problem, rank).outgoing
-    rows = sum(block.rows for peer, block in enumerate(outgoing) if peer != rank)
-    width = problem.k if problem.flow.gathers else problem.n
-    if problem.flow.pools:
-        width *= len(problem.tables[rank])
-    return problem.flow.passes * rows * width * problem.itemsize
+    reads, world = exchange.reads, problem.world
+    if exchange.collective == "all_gather":
+        return _bytes(problem, reads) * (world - 1)
+    if exchange.collective == "all_reduce":
+        return 2 * _bytes(problem, reads) * (world - 1) / world
+    return _bytes(problem, [region for peer, region in enumerate(reads) if peer != rank])
+
+
+def _bytes(problem: Problem, regions: Sequence[Region]) -> int:
+    return sum(region.area for region in regions) * DTYPES[problem.dtype]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from ficco.machine import COLLECTIVES
 from ficco.plan import (
     SHARED,
     UNITS,
@@ -131,7 +132,8 @@ def _step(
     for field in ("reads", "writes", "signals", "products", "parts", "collective"):
         if getattr(step, field) and field not in _FIELDS[step.kind]:
             yield f"a {step.kind} has no {field}", f"leave {field} out"
-    outside = [region for region in _all_regions(step) if not _inside(region, buffers)]
+    least = 0 if step.kind == "collective" else 1  # a block for some rank may have no rows
+    outside = [region for region in _all_regions(step) if not _inside(region, buffers, least)]
     for region in outside:
         yield f"{region} is not inside a buffer", "keep regions within their buffers"
     if outside:
@@ -200,8 +202,8 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
                 if (bags.cols, table.cols) != (target.rows, target.cols):
                     yield f"{target} does not fit its bags and table", "give one row per bag"
         elif step.kind == "collective":
-            if step.collective not in ("all_gather", "all_to_all"):
-                yield f"collective={step.collective!r}", "it is 'all_gather' or 'all_to_all'"
+            if step.collective not in COLLECTIVES:
+                yield f"collective={step.collective!r}", f"it is one of {', '.join(COLLECTIVES)}"
             if len({(region.rank, dtype(region)) for region in (*reads, *writes)}) > 1:
                 yield "its regions differ in rank or dtype", "use own regions of one dtype"
         elif step.kind == "gemm" and (reads or writes):
@@ -242,29 +244,34 @@ def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, st
 def _overlaps(step: Step) -> Iterator[tuple[str, str]]:
     """Yield the overlaps of a step's writes with its reads and writes: its pieces have no order.
 
-    A sum may replace one of its terms element by element, and products may accumulate into one
-    region.
+    A sum, also one over ranks, may replace one of its terms element by element, and products may
+    accumulate into one region.
     """
     mend = "access each piece of memory in only one way"
     works: list[Step | Part] = [step, *step.parts]
     for work in works:
         inputs = [region for p in work.products for region in (p.a, p.b)]
         terms = [region for p in work.products for region in p.add]
-        (terms if step.kind == "reduce" else inputs).extend(work.reads)
+        replaces = step.kind == "reduce" or step.collective == "all_reduce"
+        (terms if replaces else inputs).extend(work.reads)
         outputs = _Outputs()
-        for target in work.writes:
+        for target in filter(_has_area, work.writes):
             for other in outputs.under(target):
                 yield f"it writes {target} and {other}", mend
             outputs.add(target)
         for product in work.products:
             outputs.add(product.c)
-        for source in inputs:
+        for source in filter(_has_area, inputs):
             for target in outputs.under(source):
                 yield f"it writes {target} and reads {source}", mend
-        for term in terms:
+        for term in filter(_has_area, terms):
             for target in outputs.under(term):
                 if term != target:
                     yield f"it writes {target} and adds {term}, which overlaps but differs", mend
+
+
+def _has_area(region: Region) -> bool:
+    return region.area > 0
 
 
 class _Outputs:
@@ -308,12 +315,13 @@ def _products(step: Step) -> list[Product]:
     return [*step.products, *(product for part in step.parts for product in part.products)]
 
 
-def _inside(region: Region, buffers: dict[tuple[int, str], Buffer]) -> bool:
+def _inside(region: Region, buffers: dict[tuple[int, str], Buffer], least: int) -> bool:
+    """Return whether a region is in a buffer, and has at least this many rows and columns."""
     buffer = buffers.get((region.rank, region.buffer))
     return (
         buffer is not None
-        and 0 <= region.row0 < region.row1 <= buffer.rows
-        and 0 <= region.col0 < region.col1 <= buffer.cols
+        and 0 <= region.row0 <= region.row1 - least <= buffer.rows - least
+        and 0 <= region.col0 <= region.col1 - least <= buffer.cols - least
         and 0 <= region.copy < buffer.copies
     )
 

@@ -65,9 +65,11 @@ def _accesses(order: Order, event: Event) -> Iterator[_Access]:
         reads += [product.a, product.b, *product.add]
         writes.append(product.c)  # accumulation also reads c; a write implies that
     for region in reads:
-        yield _Access(first, event, region, False)
+        if region.area:
+            yield _Access(first, event, region, False)
     for region in writes:
-        yield _Access(first, event, region, True)
+        if region.area:
+            yield _Access(first, event, region, True)
 
 
 class _State(NamedTuple):

@@ -19,6 +19,8 @@ from ficco.verifier.violation import Violation
 
 __all__ = ["check_values"]
 
+_SUMS = ("reduce_scatter", "all_reduce")  # collectives that add up
+
 
 def check_values(order: Order) -> list[Violation]:
     """Return reads of unwritten elements, and outputs that differ from the problem's."""
@@ -220,15 +222,38 @@ class _Memory:
                     return [_unwritten(event, hole)]
                 snapshots[event.rank].append(parts)
             return []
-        pairs = _exchanged(event.rank, step, peers)
+        sums = step.collective in _SUMS
+        pairs = (_added_up if sums else _exchanged)(event.rank, step, peers)
         if pairs is None:
             return [
                 Violation(event.rank, step.id, "collective", "the reads of its peers do not fit "
                           "its writes", "make the regions agree on all ranks")
             ]  # fmt: skip
+        if sums and pairs:
+            target = pairs[0][2]
+            terms = [
+                _moved(snapshots[giver][index], peers[giver].reads[index], target)
+                for giver, index, _ in pairs
+            ]
+            self._store(event, target, _sums(terms, Box(*target[2:6])))
+            return []
         for giver, index, target in pairs:
             self._put(event, target, peers[giver].reads[index], snapshots[giver][index])
         return []
+
+
+def _added_up(rank: int, step: Step, peers: list[Step]) -> list[tuple[int, int, Region]] | None:
+    """Return (giver, index of its read, target) of every term, or None if sizes do not fit."""
+    number = rank if step.collective == "reduce_scatter" else 0
+    count = len(peers) if step.collective == "reduce_scatter" else 1
+    if len(step.writes) > 1 or any(len(peer.reads) != count for peer in peers):
+        return None
+    terms = [peer.reads[number] for peer in peers]
+    if not step.writes:
+        return None if any(term.area for term in terms) else []
+    target = step.writes[0]
+    fits = all((term.rows, term.cols) == (target.rows, target.cols) for term in terms)
+    return [(giver, number, target) for giver in range(len(peers))] if fits else None
 
 
 def _exchanged(rank: int, step: Step, peers: list[Step]) -> list[tuple[int, int, Region]] | None:

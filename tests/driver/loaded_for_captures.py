@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 def plain_made_ready(here: Rank, world: int) -> None:
     """If a capture takes serial, an eager call before it runs torch.distributed once, too."""
-    taken, run, runs = auto.choice, calling.distributed.run, list[str]()
+    taken, run, runs = auto.choice, calling.library_programs.run, list[str]()
 
     def counted(problem: Any, *rest: Any) -> Any:
         runs.append(problem.op)
@@ -32,7 +32,7 @@ def plain_made_ready(here: Rank, world: int) -> None:
 
     x, w = draw(here.rank, 4, 6), draw(50 + here.rank, 6, 8)
     parts = [draw(r, 4, 6).double() @ draw(50 + r, 6, 8).double() for r in range(world)]
-    auto.choice, calling.distributed.run = choice, counted  # type: ignore[assignment]
+    auto.choice, calling.library_programs.run = choice, counted  # type: ignore[assignment]
     try:
         ficco.prepare(machine="cuda", timeout_s=3.0)
         for turn in range(4):
@@ -45,7 +45,7 @@ def plain_made_ready(here: Rank, world: int) -> None:
         assert len(runs) == 2, runs
         ficco.close()
     finally:
-        auto.choice, calling.distributed.run = taken, run
+        auto.choice, calling.library_programs.run = taken, run
 
 
 def made_ready(here: Rank, world: int) -> None:

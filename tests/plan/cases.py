@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest import mock
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from ficco import registry
 from ficco.dtypes import DTYPES
+from ficco.errors import ScheduleError
 from ficco.lowering import lower, recv_copies
 from ficco.lowering.cutting import is_edged
 from ficco.lowering.one_kernel_gather import is_one_kernel
@@ -171,3 +173,14 @@ def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None, gated: boo
     small = draw(st.sampled_from((0, recv_copies.SMALL_BYTES)))  # 0: as of large problems
     with mock.patch.object(recv_copies, "SMALL_BYTES", small):
         return lower(problem, schedule)
+
+
+@st.composite
+def collective_plans(draw: st.DrawFn, op: str, max_world: int = 5) -> Plan:
+    """Plans of a library's collective and whole GEMMs."""
+    problem = draw(problems(max_world, op))
+    try:
+        return lower(problem, Schedule(name="serial", compute="whole", transport="collective"))
+    except ScheduleError as refusal:
+        assert "bias" in str(refusal)
+        reject()

@@ -186,14 +186,17 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             return y
 
         def moved(step: dict, part: dict, i: int, sent: dict[int, list[Array]]) -> Array:
-            reads, like = part["reads"], part["writes"][i]
+            reads, like = part.get("reads", ()), part["writes"][i]
             if step["kind"] == "reduce":
                 return total(np.zeros(see(like).shape), reads)
             if step["kind"] == "bag":  # .base is the whole buffer: a bag ends where the next begins
                 table, index, begins = reads[3 * i : 3 * i + 3]
                 return bags(see(table), see(index), see(begins).base)[slice(*begins["cols"])]
             if step.get("collective") == "all_gather":
-                return np.concatenate([sent[s][0] for s in sorted(sent)])
+                return np.concatenate([array for s in sorted(sent) for array in sent[s]])
+            if step.get("collective") in ("reduce_scatter", "all_reduce"):
+                number = rank if step["collective"] == "reduce_scatter" else 0
+                return sum(same(sent[s][number], see(like).shape) for s in sorted(sent))
             return sent[i][rank] if sent else see(reads[i])
 
         def write(region: dict, value: object) -> Events:
@@ -211,7 +214,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             if step["kind"] == "collective":
                 number = [x["id"] for x in steps if x["kind"] == "collective"].index(step["id"])
                 sent = met.setdefault((call, number), {})
-                sent[rank] = [see(region).copy() for region in step["reads"]]
+                sent[rank] = [see(region).copy() for region in step.get("reads", ())]
                 hoist(("met", call, number, rank))
                 yield from until(*(("met", call, number, other) for other in ranks))
             for p in part.get("products", ()):

@@ -1,0 +1,164 @@
+"""Whole transfers by collectives of a library, and whole GEMMs: nothing overlaps.
+
+All steps are in one lane. A collective moves or adds up the data of all ranks; a library such as
+NCCL runs it. Sums are rounded as the library rounds them.
+"""
+
+from __future__ import annotations
+
+from ficco.errors import ScheduleError
+from ficco.lowering.multiplying import Group, Multiplied
+from ficco.lowering.multiplying import Piece as Gathered
+from ficco.lowering.producing import COMPUTE, PARTIAL, Bags, Piece, Products
+from ficco.lowering.single import alone
+from ficco.plan import Buffer, RankPlan, Region, Step
+from ficco.problem import Problem, offsets
+from ficco.schedule import Schedule
+
+__all__ = ["lower_collective"]
+
+_GATHERED = "gathered"
+_POOLED = "pooled"
+_FROM = "from"  # followed by a rank: the bags that it pooled for this rank
+
+
+def lower_collective(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
+    """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
+    _check(problem, schedule)
+    if problem.flow.gathers:
+        return _gather(problem, rank)
+    if problem.flow.pools:
+        return _pool(problem, rank)
+    return _scatter(problem, rank)
+
+
+def _check(problem: Problem, schedule: Schedule) -> None:
+    for axis, value in {"compute": "whole", "sums": "apart", "shots": "two"}.items():
+        found = getattr(schedule, axis)
+        if found != value:
+            raise ScheduleError(
+                f"transport='collective' with {axis}={found!r}: a collective moves everything at "
+                f"once; the nearest that works is {axis}={value!r}, or transport='dma'"
+            )
+    if problem.flow.finish == "move" and problem.world > 1 and problem.outputs[0].bias:
+        raise ScheduleError(
+            f"{problem.op} has no bias: rows are made from other ranks' weights; add it afterwards"
+        )
+
+
+def _exchange(problem: Problem, reads: tuple[Region, ...], writes: tuple[Region, ...]) -> Step:
+    name = problem.flow.collective
+    return Step(name, COMPUTE, "collective", "sm", reads, writes, collective=name)
+
+
+def _buffers(problem: Problem, rank: int, *more: Buffer) -> tuple[Buffer, ...]:
+    """Return the problem's inputs, weights and outputs, and further buffers."""
+    operands = problem.operator.operands(problem, rank)
+    return (*[Buffer(*operand) for operand in operands], *more)
+
+
+def _gather(problem: Problem, rank: int) -> RankPlan:
+    """Return the plan of a rank that gets rows and multiplies them."""
+    blocks, k = problem.operator.blocks(problem, rank), problem.k
+    multiplied, height = Multiplied(problem, blocks), blocks.arriving
+    kept = [Region(rank, f"y{i}", 0, height, 0, k) for i in multiplied.kept]
+    x = Region(rank, "x", 0, problem.rows[rank], 0, k)
+    steps: list[Step] = []
+    more: tuple[Buffer, ...] = ()
+    name = "x"
+    if problem.world > 1:
+        whole = kept.pop(0) if kept else Region(rank, _GATHERED, 0, height, 0, k)
+        name = whole.buffer
+        if name == _GATHERED:
+            more = (Buffer(name, "workspace", height, k, problem.dtype),)
+        if problem.flow.collective == "all_gather":
+            reads: tuple[Region, ...] = (x,) if x.rows else ()
+            writes: tuple[Region, ...] = (whole,)
+        else:
+            reads = tuple([
+                x._replace(row0=block.begin, row1=block.begin + block.rows)
+                for block in blocks.outgoing
+            ])  # fmt: skip
+            writes = tuple([
+                whole._replace(row0=block.recv, row1=block.recv + block.rows)
+                for block in blocks.incoming
+            ])  # fmt: skip
+        steps.append(_exchange(problem, reads, writes))
+    if height:
+        source = Region(rank, name, 0, height, 0, k)
+        steps += [
+            Step(f"keep.{target.buffer}", COMPUTE, "local_copy", "sm", (source,), (target,))
+            for target in kept
+        ]
+        group = Group("whole", (), (Gathered(name, 0, 0, height, 0, k),))
+        steps += multiplied.gemms([group], multiplied.all, gated=False)
+    return RankPlan(rank, _buffers(problem, rank, *more), tuple(steps))
+
+
+def _scatter(problem: Problem, rank: int) -> RankPlan:
+    """Return the plan of a rank that multiplies, and sends or adds up products."""
+    products = Products(problem, rank)
+    if problem.world == 1:
+        return alone(problem, products)
+    flow, n = problem.flow, problem.n
+    blocks, (rows, columns) = problem.operator.blocks(problem, rank), problem.result_shapes(rank)[0]
+    y = Region(rank, "y0", 0, rows, 0, columns)
+    made = y if flow.shares else Region(rank, PARTIAL, 0, products.height, 0, n)
+    steps: list[Step] = []
+    if made.rows:
+        piece = Piece(0, made.rows, 0, n, made)
+        steps += [*products.begin([piece]), *products.steps("whole", [piece])]
+    bias = problem.outputs[0].bias
+    if flow.shares:
+        own = blocks.own
+        if bias and own.rows:  # every rank adds its bias to its own rows, once
+            steps.append(_biased(y._replace(row0=own.begin, row1=own.begin + own.rows)))
+        steps.append(_exchange(problem, (made,), (y,)))
+    else:
+        reads: tuple[Region, ...] = tuple([
+            made._replace(row0=block.begin, row1=block.begin + block.rows)
+            for block in blocks.outgoing
+        ])  # fmt: skip
+        writes: tuple[Region, ...] = (y,) if rows else ()
+        if not flow.sums:
+            writes = tuple([
+                y._replace(row0=block.recv, row1=block.recv + block.rows)
+                for block in blocks.incoming
+            ])  # fmt: skip
+        steps.append(_exchange(problem, reads, writes))
+        if bias and rows:
+            steps.append(_biased(y))
+    more = [] if flow.shares else [Buffer(PARTIAL, "workspace", made.rows, n, problem.dtype)]
+    return RankPlan(rank, _buffers(problem, rank, *more), tuple(steps))
+
+
+def _biased(rows: Region) -> Step:
+    bias = Region(rows.rank, "bias0", 0, 1, rows.col0, rows.col1)
+    return Step("bias", COMPUTE, "reduce", "sm", (rows, bias), (rows,))
+
+
+def _pool(problem: Problem, rank: int) -> RankPlan:
+    """Return the plan of a rank that pools its tables, and sends slices of the batch."""
+    widths = [problem.n * len(tables) for tables in problem.tables]
+    lefts, batch, rows = offsets(widths), problem.m, problem.rows[rank]
+    bags = Bags(problem, rank, problem.lookups[rank])
+    if problem.world == 1:
+        target = Region(0, "y0", 0, batch, 0, widths[0])
+        steps = bags.steps("whole", [Piece(0, batch, 0, widths[0], target)])
+        return RankPlan(rank, _buffers(problem, rank), tuple(steps))
+    first, width, world = offsets(problem.rows), widths[rank], range(problem.world)
+    pooled = Region(rank, _POOLED, 0, batch, 0, width)
+    arrived = [Region(rank, f"{_FROM}{s}", 0, rows, 0, widths[s]) for s in world]
+    steps = bags.steps("whole", [Piece(0, batch, 0, width, pooled)])
+    reads = tuple([pooled._replace(row0=first[d], row1=first[d + 1]) for d in world])
+    steps.append(_exchange(problem, reads, tuple(arrived)))
+    moved = [s for s in world if arrived[s].area]
+    targets = [Region(rank, "y0", 0, rows, lefts[s], lefts[s + 1]) for s in moved]
+    if moved:
+        sources = tuple([arrived[s] for s in moved])
+        steps.append(Step("permute", COMPUTE, "local_copy", "sm", sources, tuple(targets)))
+    more = [
+        Buffer(_POOLED, "workspace", batch, width, problem.dtype),
+        *[Buffer(box.buffer, "workspace", rows, box.cols, problem.dtype) for box in arrived],
+    ]
+    return RankPlan(rank, _buffers(problem, rank, *more), tuple(steps))
