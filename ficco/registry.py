@@ -160,13 +160,16 @@ class Local(NamedTuple):
     """A call of one rank: the problem, and this rank's tensors by buffer name.
 
     Attributes:
-        results: the results of a rank whose x has no rows. It runs the problem only to find out
-            whether other ranks have rows. None: the outputs of the problem are the results.
+        results: the results of a rank whose own matrices are empty. It runs the problem only to
+            find out whether those of other ranks are empty too. None: the outputs of the problem
+            are the results.
+        empty: what is empty on this rank, and so must be on the others; a sentence without a stop.
     """
 
     problem: Problem
     tensors: dict[str, Array]
     results: list[Array] | None = None
+    empty: str = ""
 
 
 class Kept(NamedTuple):

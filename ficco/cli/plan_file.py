@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Container
 
@@ -40,9 +41,17 @@ def check_alone(
         also: options that go with it.
 
     Raises:
-        InputError: another option was given.
+        InputError: another option was given, or an operator in place of a file.
     """
     source = getattr(args, option.removeprefix("--"))
+    if source in OPERATORS and not os.path.exists(source):
+        proved = option == "--check"
+        aim, behind = ("prove its plan", f" {option}") if proved else ("run it", "")
+        raise InputError(
+            f"{option} {source}: the file of a plan is needed, but {source} is an operator, and no "
+            f"file has this name; to {aim}, run `ficco {args.command} {source}{behind}`, with any "
+            "other options"
+        )
     for name, value in vars(args).items():
         if name not in also and value != parser.get_default(name):
             given = name if name == "op" else f"--{name.replace('_', '-')}"
@@ -63,8 +72,7 @@ def text_of(source: str, option: str) -> str:
         with open(source, encoding="utf-8") as file:
             return file.read()
     except OSError as error:
-        behind = f"; OP comes before {option}" if source in OPERATORS else ""
-        raise InputError(f"{option} {source}: {error.strerror}{behind}") from None
+        raise InputError(f"{option} {source}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{option} {source}: this is not a text file") from None
 

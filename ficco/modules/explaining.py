@@ -24,6 +24,7 @@ __all__ = ["Explanation", "explain"]
 
 OVERLAPS, SERIAL, PLAIN = "overlap", "serial", "in plain torch.distributed"  # states of a layer
 LATER = "to be chosen at the first call"
+_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")  # between dots or the ends of a name
 
 Module = torch.nn.Module
 
@@ -43,8 +44,8 @@ def explain(module: Module, *, measure: bool = False) -> Explanation:
     Each entry gives the layer's style, the operator that runs, the schedule with the selector's
     reasons, and the gain over `serial`, either predicted or measured if a book has it. Shapes are
     those of the last call; before the first call no schedule is chosen. For layers that were left
-    unchanged, the reason is given. Layers with equal texts whose names differ only in numbers share
-    one entry.
+    unchanged, the reason is given. Layers with equal texts share one entry if their names
+    differ only in indices, such as those of a ModuleList.
 
     Measurements made here are included, now and in later calls while the layer's last call matches
     a measured one: the speedup over `serial`, and milliseconds per call. "(paced)" marks a machine
@@ -289,10 +290,13 @@ def _cut(problem: Problem) -> int:
 
 
 def _merged(named_texts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Join named_texts with equal texts whose names differ only in numbers."""
+    """Join named_texts with equal texts whose names differ only in indices.
+
+    An index is a whole part of a name: fc1 and fc2 stay apart.
+    """
     names_of: dict[tuple[str, str], list[str]] = {}
     for name, text in named_texts:
-        names_of.setdefault((re.sub(r"\d+", "*", name), text), []).append(name)
+        names_of.setdefault((_INDEX.sub("*", name), text), []).append(name)
     for (pattern, text), names in names_of.items():
         count = f" ({len(names)} layers)" if len(names) > 1 else ""
         yield (pattern if len(names) > 1 else names[0]) + count, text

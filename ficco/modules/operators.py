@@ -71,28 +71,27 @@ def _run_anew(function: Function, args: Sequence[Any], tensors: Sequence[Any], k
     if not isinstance(local, Local):
         return local
     if local.results is not None:
-        ys = _without_rows(call, local, args[_SCHEDULE], args[_GRAIN])
+        ys = _empty(call, local, args[_SCHEDULE], args[_GRAIN])
         return ys if function.several else ys[0]
     ys = call.run(local.problem, local.tensors, args[_SCHEDULE], args[_GRAIN])
     return ys if function.several else ys[0]
 
 
-def _without_rows(call: Call, local: Local, schedule: Any, grain: int | None) -> list[Tensor]:
-    """Return the empty results of a rank without rows, if no other rank has rows.
+def _empty(call: Call, local: Local, schedule: Any, grain: int | None) -> list[Tensor]:
+    """Return the results of a rank whose matrices are empty, if they are empty on all ranks.
 
     Raises:
-        EngineError: another rank has rows, or the call failed.
+        EngineError: they are not empty on another rank, or the call failed.
     """
     call.key = None  # a repeated call would return the outputs of the problem
+    call.inner = ()  # which are matrices, and not used
     try:
         call.run(local.problem, local.tensors, schedule, grain)
     except TimeoutExceeded:
         raise
     except EngineError as error:
         raise EngineError(
-            f"x of rank {call.rank} has 0 rows, and rows= is not given, so x of every rank must "
-            "have 0 rows; pass rows= on all ranks if others have some. To find that out, this rank "
-            f"made a call of one row: {error}"
+            f"{local.empty}. This rank made a small call to find out whether they have: {error}"
         ) from error
     assert local.results is not None
     return local.results

@@ -31,10 +31,13 @@ from ficco.operators.functions import (
     WEIGHTS,
     add_bias_gradients,
     as_matrix,
+    empty_columns,
+    empty_rows,
     flat_weights,
     keep_weights,
     nested_weights,
     size_for_this_rank,
+    unequal_rows,
     weight_flops,
     weight_name,
 )
@@ -326,21 +329,19 @@ def _local(
         high = sum(rows) if rows is not None else call.first * call.world
         whole = call.matrix if alone else call.matrix.new_zeros((m, k))
         results = _local_products(call, outputs, tensors, whole, high)
-        unknown = rows is None and k and call.world > 1  # whether other ranks have rows
-        return Local(*_one_row(call, k), results) if unknown else results
+        if call.world == 1 or (k and rows is not None):  # no other rank has rows
+            return results
+        pass_rows = "; pass rows= on all ranks if others have some"
+        empty = empty_rows(call.rank, pass_rows) if k else empty_columns(call.rank, "x")
+        return Local(*_other_call(call, sizes), results, empty)
     return Local(Problem(call.name, call.world, sizes, k, tuple(outputs), call.dtype), tensors)
 
 
-def _one_row(call: Any, k: int) -> tuple[Problem, dict[str, Array]]:
-    """Return the call of one row, of rank 0, that only ranks whose x has no rows make.
-
-    Ranks with rows make another call. Both then report that their peers' call differs.
-    """
-    rows = (max(math.prod(call.inner), 1), *(0,) * (call.world - 1))  # of matrices
-    problem = Problem(
-        call.name, call.world, rows, k, (Output((1,) * call.world, "w0"),), call.dtype
-    )
-    x, w = (call.matrix.new_zeros(shape) for shape in ((rows[call.rank], k), (k, 1)))
+def _other_call(call: Any, sizes: Sequence[int]) -> tuple[Problem, dict[str, Array]]:
+    """Return a small call that only ranks with empty results make; see `unequal_rows`."""
+    rows, output = unequal_rows(sizes), Output((1,) * call.world, "w0")
+    problem = Problem(call.name, call.world, rows, 1, (output,), call.dtype)
+    x, w = (call.matrix.new_zeros(shape) for shape in ((rows[call.rank], 1), (1, 1)))
     return problem, {"x": x, "w0": w}
 
 

@@ -18,7 +18,7 @@ from ficco.operators.arrays import (
     matrices,
     row_contiguous,
 )
-from ficco.operators.functions import CALL, join, split
+from ficco.operators.functions import CALL, empty_columns, join, split
 from ficco.operators.products import (
     bias_operand,
     bias_terms,
@@ -198,11 +198,28 @@ def local(call: Any, x: Array, w: Array, splits: Sequence[int]) -> Local | Array
         raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
     table = splits_table(call, splits)
     rows = tuple(sum(row) for row in table)
-    if not sum(rows) or not x.shape[1] or not w.shape[1]:  # empty: no communication
-        return x.new_zeros((sum(row[call.rank] for row in table), w.shape[1]))
+    if not sum(rows) or not x.shape[1] or not w.shape[1]:
+        y = x.new_zeros((sum(row[call.rank] for row in table), w.shape[1]))
+        if call.world == 1 or not sum(rows):  # all ranks know all splits
+            return y
+        empty = empty_columns(call.rank, "w" if x.shape[1] else "x")
+        return Local(*_other_call(call, x, table), [y], empty)
     output = Output((w.shape[1],) * call.world)
     problem = Problem(call.name, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
     return Local(problem, {"x": x, "w": w})
+
+
+def _other_call(
+    call: Any, like: Array, table: Sequence[Sequence[int]]
+) -> tuple[Problem, dict[str, Array]]:
+    """Return a small call of other splits, which only ranks with empty results make.
+
+    Ranks with results then report that their peers' call differs.
+    """
+    splits = tuple(tuple(size + 1 for size in row) for row in table)
+    rows, output = tuple(sum(row) for row in splits), Output((1,) * call.world)
+    problem = Problem(call.name, call.world, rows, 1, (output,), call.dtype, splits=splits)
+    return problem, {"x": like.new_zeros((rows[call.rank], 1)), "w": like.new_zeros((1, 1))}
 
 
 def splits_table(call: Any, flat: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -17,6 +17,8 @@ __all__ = [
     "WEIGHTS",
     "add_bias_gradients",
     "as_matrix",
+    "empty_columns",
+    "empty_rows",
     "flat_pairs",
     "flat_weights",
     "join",
@@ -29,6 +31,7 @@ __all__ = [
     "split",
     "sum_flops",
     "transposed_splits",
+    "unequal_rows",
     "weight_flops",
     "weight_name",
 ]
@@ -136,6 +139,27 @@ def product_flops(x: Any, w: Any, *rest: Any, **more: Any) -> int:
 def size_for_this_rank(size: int, rank: int, world: int) -> tuple[int, ...]:
     """Return one entry per rank for a size that only this rank knows; others are not read."""
     return tuple(size if r == rank else max(size, 1) for r in range(world))
+
+
+def unequal_rows(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return rows per rank, each more than 0, that no rank with results has.
+
+    Ranks with empty results make a call of these rows, so that ranks with results report that
+    their peers' call differs. The rows differ from `sizes`, which ranks with results have too if
+    the user passes them. They differ from equal rows and from torch.chunk's, because the last rank
+    has the most.
+    """
+    return (*(1,) * (len(sizes) - 1), max(sizes) + 2)
+
+
+def empty_rows(rank: int, remedy: str = "") -> str:
+    """Return `Local.empty` of a rank whose x has no rows."""
+    return f"x of rank {rank} has 0 rows, so x of every rank must have 0 rows{remedy}"
+
+
+def empty_columns(rank: int, name: str) -> str:
+    """Return `Local.empty` of a rank of which a matrix has no columns."""
+    return f"{name} of rank {rank} has 0 columns, so {name} of every rank must have 0 columns"
 
 
 def transposed_splits(splits: Sequence[int]) -> list[int]:

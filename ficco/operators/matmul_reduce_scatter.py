@@ -76,7 +76,8 @@ def _local(
         )
     per_rank = rows if rows is not None else (high // call.world,) * call.world
     sizes = call.rows_of(per_rank, total=high)
-    return reductions.local(call, x, w, bias, sizes, int(per_rank[call.rank]))
+    given = rows is not None
+    return reductions.local(call, x, w, bias, sizes, int(per_rank[call.rank]), given)
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:

@@ -20,7 +20,13 @@ from ficco.operators.arrays import (
     listed,
     matrix,
 )
-from ficco.operators.functions import as_matrix, size_for_this_rank
+from ficco.operators.functions import (
+    as_matrix,
+    empty_columns,
+    empty_rows,
+    size_for_this_rank,
+    unequal_rows,
+)
 from ficco.operators.products import (
     bias_operand,
     bias_terms,
@@ -234,6 +240,7 @@ def local(
     bias: Array | None,
     sizes: tuple[int, ...],
     high: int,
+    given: bool = False,
 ) -> Local | Array:
     """Return the call of this rank that adds up pairs.
 
@@ -244,6 +251,7 @@ def local(
         bias: bias of this rank, or None.
         sizes: rows of matrices per rank.
         high: first dimension of the user's result.
+        given: whether the user passes `sizes`, which are then equal on all ranks.
     """
     if len(x) != len(w):
         raise InputError(f"{len(x)} inputs, {len(w)} weights: give pairs of x and w")
@@ -254,9 +262,14 @@ def local(
     per_rank = size_for_this_rank(sum(depths), call.rank, call.world)
     if bias is not None:
         tensors["bias0"] = call.row(bias, n, "bias")
-    if not sum(sizes) or not n or not sum(per_rank):  # empty: no communication
+    m = sum(sizes)
+    if not m or not n or not sum(per_rank):
         y = x[0].new_zeros((high, *call.inner, n))
-        return y if bias is None else y + tensors["bias0"][0]
+        y = y if bias is None else y + tensors["bias0"][0]
+        if call.world == 1 or (given and not m):  # the results of all ranks are empty
+            return y
+        empty = empty_columns(call.rank, "w") if m else empty_rows(call.rank)
+        return Local(*_other_call(call, x[0], sizes), [y], empty)
     pairs = tuple([tuple(depths) if r == call.rank else (k,) for r, k in enumerate(per_rank)])
     output = Output((n,) * call.world, bias=bias is not None)
     problem = Problem(
@@ -264,6 +277,15 @@ def local(
         pairs=pairs if len(depths) > 1 else (),
     )  # fmt: skip
     return Local(problem, tensors)
+
+
+def _other_call(call: Any, like: Array, sizes: Sequence[int]) -> tuple[Problem, dict[str, Array]]:
+    """Return a small call that only ranks with empty results make; see `unequal_rows`."""
+    rows, ones = unequal_rows(sizes), (1,) * call.world
+    problem = Problem(
+        call.name, call.world, rows, call.world, (Output(ones),), call.dtype, depths=ones
+    )
+    return problem, {"x": like.new_zeros((sum(rows), 1)), "w": like.new_zeros((1, 1))}
 
 
 def _check_pair(call: Any, x: Sequence[Array], w: Sequence[Array], i: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from ficco.timeline import Timeline
 
@@ -10,11 +11,16 @@ __all__ = ["chrome_trace"]
 
 
 def chrome_trace(timeline: Timeline, title: str) -> str:
-    """Return JSON text: a process per rank, a thread per lane, a slice per step."""
+    """Return JSON text: a process per rank, a thread per lane, a slice per step.
+
+    Perfetto drops a slice that overlaps an earlier one of its thread, even by 1 ns. So starts and
+    ends are rounded to ns, and durations are their differences.
+    """
     lanes: dict[tuple[int, str], int] = {}
     events: list[dict[str, object]] = []
     for span in timeline.spans:
         thread = lanes.setdefault((span.rank, span.lane), len(lanes) + 1)
+        start, end = round(span.start_us * 1000), round(span.end_us * 1000)
         args: dict[str, object] = {"unit": span.unit}
         if span.bytes:
             args["bytes"] = span.bytes
@@ -26,8 +32,8 @@ def chrome_trace(timeline: Timeline, title: str) -> str:
                 "ph": "X",
                 "pid": span.rank,
                 "tid": thread,
-                "ts": round(span.start_us, 3),
-                "dur": round(span.end_us - span.start_us, 3),
+                "ts": _us(start),
+                "dur": _us(end - start),
                 "args": args,
             }
         )
@@ -44,6 +50,12 @@ def chrome_trace(timeline: Timeline, title: str) -> str:
         "simulated": timeline.simulated,
     }
     return json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": about})
+
+
+def _us(ns: int) -> float:
+    """Return a time in us, of which Perfetto's conversion to ns, which cuts off, gives `ns`."""
+    us = ns / 1000
+    return us if int(us * 1000) >= ns else math.nextafter(us, math.inf)
 
 
 def _named(kind: str, rank: int, thread: int, name: str) -> dict[str, object]:

@@ -217,6 +217,23 @@ class TestCommand:
         code, out, err = call(capsys, "run", *more, "--plan", str(file))
         assert code == 2 and out == "" and words in err
 
+    def test_an_operator_in_place_of_a_file(
+        self, capsys: Any, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        op = "matmul_all_reduce"
+        for command, option, more, right in (
+            ("plan", "--check", [], f"run `ficco plan {op} --check`"),
+            ("plan", "--check", ["--schedule", "gated_1d"], f"run `ficco plan {op} --check`"),
+            ("run", "--plan", [], f"run `ficco run {op}`"),
+        ):
+            code, out, err = call(capsys, command, option, op, *more)
+            assert code == 2 and out == "", err
+            assert f"{option} {op}: the file of a plan is needed" in err and right in err, err
+        Path(op).write_text("{}")  # a file of that name is read
+        code, _, err = call(capsys, "plan", "--check", op)
+        assert code == 2 and "'version' is missing" in err
+
     def test_files_that_are_no_plans(self, capsys: Any, tmp_path: Path) -> None:
         file = tmp_path / "plan.json"
         file.write_text("[]")

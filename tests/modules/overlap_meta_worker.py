@@ -31,6 +31,23 @@ class Block(nn.Module):
         raise NotImplementedError
 
 
+class Mlp(nn.Module):
+    """Two layers whose names differ in a number that is no index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(64, 64), nn.Linear(64, 64)
+
+
+def names() -> None:
+    """Only indices of layers are left out of names."""
+    model = nn.ModuleDict({"layers": nn.ModuleList([Mlp(), Mlp()]), "0": nn.Linear(64, 64)})
+    styles = {"*.fc1": "colwise", "*.fc2": "colwise", "0": "colwise"}
+    told = ficco.explain(ficco.overlap(model, plan=styles, share=False)).split("\n")
+    for name in ("  layers.*.fc1 (2 layers)", "  layers.*.fc2 (2 layers)", "  0"):
+        assert name in told, (name, told)
+
+
 def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     mesh = init_device_mesh("cpu", (8,))
@@ -52,6 +69,7 @@ def main() -> None:
     assert told.startswith(f"ficco runs {number} of {number} "), told
     assert f"*.{{wq, wk, wv, gate, up}} ({LAYERS} layers)" in told, told
     assert all("forward" not in module.__dict__ for module in blocks.modules())
+    names()
     print(f"{seconds:.2f} s")
     assert seconds < 2, f"overlap and restore took {seconds:.1f} s"
     print("right")

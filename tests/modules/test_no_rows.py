@@ -1,4 +1,4 @@
-"""all_gather_matmul without rows=, on ranks of which some or all have no rows.
+"""Functions on ranks of which some or all have matrices without rows or columns.
 
 What each rank checks is in no_rows_worker.py.
 """
