@@ -320,7 +320,7 @@ def tiles(dim: int, dtype: str) -> list[PoolingTile]:
     for warps, lookups, more in itertools.product((1, 2, 4, 8), (2, 3, 4, 6, 8), (1, 2)):
         bags = max(32 * warps * 16 // item // cols, 1) * more
         loads = lookups * max(bags * cols * item // (32 * warps * 16), 1)  # of a thread
-        if loads <= 12:
+        if loads <= 12 and bags <= 16:
             found.append(PoolingTile(lookups, bags, cols, warps))
     return list(dict.fromkeys(found))
 

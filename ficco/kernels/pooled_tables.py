@@ -5,8 +5,8 @@
     pool(pooled, (first, last), target)             # every call
 
 Sums are float32 and rounded once. A bag's rows are added in the order of its indices, so the result
-depends neither on the grid nor on the tile. The values of indices and offsets are not checked: they
-are in device memory, and reading them would wait for the device.
+depends neither on the grid nor on the tile. The values of indices and offsets are not checked:
+they are in device memory, and reading them would wait for the device.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ __all__ = ["Pooled", "PooledTable", "PoolingTile", "choose_tile", "launch_of", "
 
 _INDEX_DTYPES = ("int32", "int64")
 _LEAST_COLS, _MOST_COLS = 16, 256
+_INT32_MAX = (1 << 31) - 1
 _INDEX_COST = 64  # cost of a lookup's index and address in a panel, in bytes of the row
 _LOADS, _WARPS = 4, 2  # rows that a thread has in flight, of 16 bytes each; warps of a program
 _LANES = 32  # threads of a warp
+_MOST_BAGS = 16  # Triton 3.6 fails to compile more, if programs have several warps
 
 
 class PooledTable(NamedTuple):
     """A table with the bags to pool from it.
 
     Attributes:
-        table: [rows, dim], unit stride along rows.
+        table: [rows, dim], unit stride along rows; rows and row stride below 2^31.
         indices: [lookups], the rows of all bags, one bag after the other.
         offsets: [batch], the first lookup of each bag, where the last bag ends with `indices`; or
             [batch + 1] with `include_last_offset`, where the last entry is the end of the last bag.
@@ -57,7 +59,7 @@ class PoolingTile(NamedTuple):
 
     Attributes:
         lookups: rows of each bag that a step adds while it loads as many for the next step.
-        bags: bags of a block, a power of two.
+        bags: bags of a block, a power of two, 16 at most.
         cols: columns of a block, a power of two.
         warps: warps of a program.
         programs: programs per multiprocessor at most; 0: a program for each block.
@@ -213,9 +215,10 @@ def choose_tile(tables: Sequence[PooledTable], edge: int) -> PoolingTile:
         costs[cols] = reads * (cols * item + _INDEX_COST)
         cols //= 2
     cols = min(costs, key=costs.__getitem__)
-    bags = max(_LANES * _WARPS * edge // cols, 1)
-    rows = max(cols // (_LANES * _WARPS * edge), 1)  # loads of a thread for each lookup
-    return PoolingTile(max(_LOADS // rows, 2), bags, cols, _WARPS)
+    threads = min(_LANES * _WARPS, _MOST_BAGS * cols // edge)
+    bags = max(threads * edge // cols, 1)
+    rows = max(cols // (threads * edge), 1)  # loads of a thread for each lookup
+    return PoolingTile(max(_LOADS // rows, 2), bags, cols, threads // _LANES)
 
 
 def _panels(of: PooledTable, column: int, cols: int) -> list[list[int]]:
@@ -257,6 +260,12 @@ def _check(tables: Sequence[PooledTable], columns: Sequence[int] | None) -> None
         if len(each.table.shape) != 2:
             raise InputError(f"tables[{i}].table is {list(each.table.shape)}; give [rows, dim]")
         check_rows(f"tables[{i}].table", each.table)
+        rows, distance = each.table.shape[0], stride(each.table, 0)
+        if max(rows, distance) > _INT32_MAX:
+            raise InputError(
+                f"tables[{i}].table has {rows} rows, {distance} elements apart; both numbers may "
+                f"be at most {_INT32_MAX}"
+            )
         _check_dtype(f"tables[{i}].table", each.table, tuple(DTYPES), first.table)
         _check_row(f"tables[{i}].indices", each.indices, None)
         _check_row(f"tables[{i}].offsets", each.offsets, None)
@@ -323,6 +332,8 @@ def _check_tile(tile: PoolingTile) -> None:
         if size < 1 or (name != "lookups" and size != power(size)):
             wanted = "1 or more" if name == "lookups" else "a power of two"
             raise InputError(f"tile: {name}={size}; give {wanted}")
+    if tile.bags > _MOST_BAGS:
+        raise InputError(f"tile: bags={tile.bags}; {_MOST_BAGS} is the most")
 
 
 def _check_target(pooled: Pooled, bags: tuple[int, int], target: Any) -> None:

@@ -35,10 +35,13 @@ _FIELDS = tl.constexpr(10)
 
 @triton.jit
 def _rows_at(indices, at, count, LOOKUPS: tl.constexpr):  # noqa: N803 - Triton's way
-    """Return the rows of the lookups at, at + 1, ... of each bag; 0 past its last lookup."""
+    """Return the rows of the lookups at, at + 1, ... of each bag; 0 past its last lookup.
+
+    They are int32, which takes half the registers of int64 indices.
+    """
     rows = ()  # type: Any
     for i in tl.static_range(LOOKUPS):
-        row = tl.load(indices + at + i, mask=at + i < count, other=0)
+        row = tl.load(indices + at + i, mask=at + i < count, other=0).to(tl.int32)
         rows = rows + (row,)  # noqa: RUF005 - Triton's way
     return rows
 
@@ -59,7 +62,7 @@ def _parts_of(
     parts = ()  # type: Any
     for i in tl.static_range(LOOKUPS):
         inside = (at + i < count)[:, None] & (col < width)
-        there = source + rows[i].to(tl.int64)[:, None] * stride + col
+        there = source + rows[i].to(tl.int64)[:, None] * stride.to(tl.int64) + col
         parts = parts + (tl.load(there, mask=inside, other=0),)  # noqa: RUF005
     return parts
 
@@ -120,7 +123,7 @@ def pool_tables(  # noqa: PLR0913 - a kernel's arguments are its interface
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
         panel = panels + (item % panel_count) * _FIELDS
         source = tl.multiple_of(tl.load(panel + _TABLE).to(table.dtype), BYTES)
-        stride = tl.multiple_of(tl.load(panel + _TABLE_STRIDE), EDGE)
+        stride = tl.multiple_of(tl.load(panel + _TABLE_STRIDE).to(tl.int32), EDGE)
         width = tl.multiple_of(tl.load(panel + _WIDTH).to(tl.int32), EDGE)
         column = tl.multiple_of(tl.load(panel + _COLUMN), EDGE)
         offsets = tl.load(panel + _OFFSETS).to(indices.dtype)

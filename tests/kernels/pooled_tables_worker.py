@@ -168,6 +168,8 @@ def refusals() -> None:
     refused("no tables", [])
     refused("[rows, dim]", [one._replace(table=one.table[0])])
     refused("stride of 16", [one._replace(table=one.table.T)])
+    high = torch.empty(1, 16).expand(1 << 31, 16)
+    refused("2147483648 rows, 0 elements apart", [one._replace(table=high)])
     refused("one of float32", [one._replace(table=one.table.double())])
     refused("one of int32, int64", [one._replace(indices=one.indices.short())])
     refused("one launch needs", [one, one._replace(table=one.table.half())])
@@ -182,6 +184,7 @@ def refusals() -> None:
     refused("one launch needs", [weighted, one._replace(weights=torch.ones(20).half())])
     refused("one column of 0 or more", [one], columns=[0, 1])
     refused("bags=3", [one], tile=PoolingTile(4, 3, 16, 1))
+    refused("16 is the most", [one], tile=PoolingTile(4, 32, 16, 1))
     refused("lookups=0", [one], tile=PoolingTile(0, 4, 16, 1))
     pooled = prepare([one])
     for text, bags, target in (
@@ -209,7 +212,8 @@ def assembly() -> None:
         return Described(1 << 40, (count,), (1,), dtype)
 
     for dim, dtype, weights in (
-        (64, "bfloat16", None), (256, "float16", "float32"), (256, "float32", None),
+        (16, "bfloat16", None), (64, "bfloat16", None), (256, "float16", "float32"),
+        (256, "float32", None),
     ):  # fmt: skip
         factors = None if weights is None else numbers(500, weights)
         table = PooledTable(
