@@ -28,6 +28,7 @@ import torch
 from naming import machine_name
 from record import gpus, spread, surroundings
 
+from ficco.errors import EngineError
 from ficco.kernels import fallback
 from ficco.kernels.arrays import Described, DescribedArrays
 from ficco.kernels.pooled_tables import (
@@ -39,6 +40,7 @@ from ficco.kernels.pooled_tables import (
     pool,
     prepare,
 )
+from ficco.kernels.pooling import launch_of as pool_each_launch
 from ficco.kernels.pooling import pool_bags
 from ficco.kernels.variants import variant_of
 
@@ -279,6 +281,7 @@ def chosen(options: argparse.Namespace) -> list[Case]:
 def compare(bench: Bench, options: argparse.Namespace, limit: float) -> dict[str, Any]:
     """Measure all cases, and print a line for the poolings of each batch."""
     cases, left = [], []
+    compile_tiles(bench, chosen(options), options)
     print("fractions of the memory's rate: all tables in one launch / each table / PyTorch")
     groups = itertools.groupby(chosen(options), key=lambda case: case[:4])
     for (dtype, rows, dim, batch), group in groups:
@@ -325,19 +328,24 @@ def tiles(dim: int, dtype: str) -> list[PoolingTile]:
     return list(dict.fromkeys(found))
 
 
-def compile_tiles(bench: Bench, cases: Sequence[Case], index_dtype: str) -> None:
-    """Compile the kernels of all tiles, in parallel."""
+def compile_tiles(bench: Bench, cases: Sequence[Case], options: argparse.Namespace) -> None:
+    """Compile the kernels of all tiles to measure, in parallel."""
     arrays, variants = DescribedArrays(bench.capability, bench.processors), []
-    numbers = Described(1 << 40, (64,), (1,), index_dtype)
+    numbers = Described(1 << 40, (64,), (1,), options.indices)
     for dim, dtype in dict.fromkeys((case.dim, case.dtype) for case in cases):
-        name = str(DTYPES[dtype]).removeprefix("torch.")
-        table = Described(1 << 40, (64, dim), (dim, 1), name)
-        target = Described(1 << 40, (64, dim), (dim, 1), name)
-        for tile in tiles(dim, dtype):
-            pooled = prepare([PooledTable(table, numbers, numbers)], tile=tile, arrays=arrays)
-            variants.append(variant_of(launch_of(pooled, (0, 64), target)))
-    print(f"{len(variants)} kernels of tiles", flush=True)
-    fallback.compile_together(variants, bench.capability)
+        matrix = Described(1 << 40, (64, dim), (dim, 1), str(DTYPES[dtype]).removeprefix("torch."))
+        for tile in tiles(dim, dtype) if options.tune else [None]:
+            pooled = prepare([PooledTable(matrix, numbers, numbers)], tile=tile, arrays=arrays)
+            variants.append(variant_of(launch_of(pooled, (0, 64), matrix)))
+        if not options.tune:
+            one = pool_each_launch(matrix, numbers, numbers, (0, 64), matrix, arrays)
+            variants.append(variant_of(one))
+    begun = time.monotonic()
+    try:
+        fallback.compile_together(variants, bench.capability)
+    except EngineError as error:  # they are compiled one by one when they are measured
+        print(f"compiling together failed: {str(error)[-300:]}")
+    print(f"{len(variants)} kernels, {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def try_tiles(bench: Bench, case: Case) -> dict[PoolingTile, float]:
@@ -360,8 +368,11 @@ def try_tiles(bench: Bench, case: Case) -> dict[PoolingTile, float]:
             partial(pool, each._replace(tile=tile), (0, case.batch), target) for each in pooled
         ]
         target.fill_(torch.nan)
-        graph = graph_of(calls[:1])
-        reason = wrong(target.split(case.dim, dim=1), want)
+        try:
+            calls[0]()
+            reason = wrong(target.split(case.dim, dim=1), want)
+        except EngineError as error:
+            reason = str(error)[-200:]
         if reason:
             print(f"{tuple(tile)}: {reason}")
             continue
@@ -374,7 +385,7 @@ def try_tiles(bench: Bench, case: Case) -> dict[PoolingTile, float]:
 def tune(bench: Bench, options: argparse.Namespace, limit: float) -> dict[str, Any]:
     """Try tiles on all cases, and print the best ones of each width and dtype."""
     cases = chosen(options)
-    compile_tiles(bench, cases, options.indices)
+    compile_tiles(bench, cases, options)
     found, left = [], []
     print("tiles (lookups, bags, cols, warps, programs): fractions of the memory's rate")
     for (dtype, rows, dim), group in itertools.groupby(cases, key=lambda case: case[:3]):
