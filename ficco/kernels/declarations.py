@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
-    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "PULL", "PUSHING", "SUM", "SUMMING",
-    "Kernel", "Parameter",
+    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "POOL_TABLES", "PULL", "PUSHING", "SUM",
+    "SUMMING", "Kernel", "Parameter",
 ]  # fmt: skip
 
 
@@ -142,7 +142,16 @@ POOL = _kernel(
     "target:* table:* indices:*i64 offsets:*i64 first:i32? batch:i32? lookups:i64? dim:i32 "
     "table_stride:i64 target_stride:i64 LOOKUPS:= COLS:=",
 )
+POOL_TABLES = _kernel(
+    "pool_tables",
+    "pooled_tables_kernel",
+    "target:*? table:*? indices:*? weights:*? panels:*i64? panel_count:i32? first:i32? bags:i32? "
+    "target_stride:i64? LOOKUPS:= BAGS:= COLS:= EDGE:= BYTES:= WEIGHTED:=",
+)
 
 KERNELS = {
-    kernel.name: kernel for kernel in (GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL)
-}
+    kernel.name: kernel
+    for kernel in (
+        GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL, POOL_TABLES,
+    )
+}  # fmt: skip

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from ficco.compute import OneKernelOperands, OneKernelOutput
 from ficco.engines.wanted import DescribedKernels, gated_launches, matrix, whole_launch
-from ficco.kernels import pooling, summing
+from ficco.kernels import pooled_tables, pooling, summing
 from ficco.kernels.arrays import Described
+from ficco.kernels.pooled_tables import PooledTable
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
@@ -97,6 +98,7 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
                 yield from _gated(kernels, dtype, turned, (), 1)
         yield from _sums(kernels, dtype)
         yield from _pools(kernels, dtype)
+        yield from _pools_of_tables(kernels, dtype)
     for dtype in coverage.few:
         for world in coverage.worlds:
             yield from _reduces(kernels, world, dtype)
@@ -223,3 +225,17 @@ def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
                 matrix(64, dim, dtype), indices, offsets, (0, 8), matrix(8, dim, dtype),
                 kernels.arrays(),
             )  # fmt: skip
+
+
+def _pools_of_tables(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
+    """Yield launches for several tables; weights have the dtype of the tables, as in PyTorch."""
+    for cols in _POOLED:
+        for index_dtype, weighted, dim in (
+            ("int64", False, cols), ("int32", False, cols), ("int64", True, cols),
+            ("int32", True, cols), ("int64", False, cols - 3),
+        ):  # fmt: skip
+            numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
+            weights = Described(_ADDRESS, (64,), (1,), dtype) if weighted else None
+            table = PooledTable(matrix(64, dim, dtype), numbers, numbers, weights)
+            pooled = pooled_tables.prepare([table], arrays=kernels.arrays())
+            yield pooled_tables.launch_of(pooled, (0, 8), matrix(8, dim, dtype))
