@@ -42,7 +42,7 @@ except ImportError as missing:
         "from outside its source folder"
     ) from missing
 
-__all__ = ["REGIMES", "predict", "predict_ms", "simulate", "simulate_ms"]
+__all__ = ["REGIMES", "predict", "predict_ms", "simulate", "simulate_call", "simulate_ms"]
 
 
 def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline:
@@ -65,10 +65,7 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
             cost; see `compile_plan` and `check_predicted`.
         PlanError: the plan would never end; the message names rank, lane, entry and signal.
     """
-    _check(plan.problem, plan.schedule, machine, regime)
-    programs = _compiled(plan, machine)
-    encoded = encode(plan.problem, programs, machine, regime == "synchronized")
-    return _timeline(_spans(programs, _times(programs, encoded, machine), machine), machine)
+    return _Simulated(plan, machine, regime).timeline()
 
 
 def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
@@ -77,15 +74,35 @@ def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float
     It is the last end of `simulate`, plus `call_us` if lanes fork and join. In the eager regime it
     is at least the host's time. Raises the errors of `simulate`.
     """
-    _check(plan.problem, plan.schedule, machine, regime)
-    programs = _compiled(plan, machine)
-    encoded = encode(plan.problem, programs, machine, regime == "synchronized")
-    times = _times(programs, encoded, machine)
-    return _call_ms(encoded, times, machine, regime, is_one_launch(programs))
+    return _Simulated(plan, machine, regime).ms()
 
 
-def _compiled(plan: Plan, machine: Machine) -> list[Program]:
-    return [compile_plan(entry, simulated_target(machine, entry.rank)) for entry in plan.ranks]
+def simulate_call(plan: Plan, machine: Machine, regime: str = "captured") -> tuple[Timeline, float]:
+    """Return the results of `simulate` and `simulate_ms`. The plan is compiled and runs once."""
+    simulated = _Simulated(plan, machine, regime)
+    return simulated.timeline(), simulated.ms()
+
+
+class _Simulated:
+    """A plan that was compiled for a machine and simulated. See `simulate`."""
+
+    def __init__(self, plan: Plan, machine: Machine, regime: str) -> None:
+        _check(plan.problem, plan.schedule, machine, regime)
+        self._machine, self._regime = machine, regime
+        self._programs = [
+            compile_plan(entry, simulated_target(machine, entry.rank)) for entry in plan.ranks
+        ]
+        self._encoded = encode(plan.problem, self._programs, machine, regime == "synchronized")
+        self._times = _times(self._programs, self._encoded, machine)
+
+    def timeline(self) -> Timeline:
+        """Return the spans of all ranks."""
+        return _timeline(_spans(self._programs, self._times, self._machine), self._machine)
+
+    def ms(self) -> float:
+        """Return the duration of a call."""
+        once = is_one_launch(self._programs)
+        return _call_ms(self._encoded, self._times, self._machine, self._regime, once)
 
 
 def _call_ms(encoded: Encoded, times: Any, machine: Machine, regime: str, once: bool) -> float:
