@@ -79,6 +79,7 @@ SAME_FLOOR = {
     ("compute", "kernels"),
     ("cli", "report"),
     ("modules", "profiling"),
+    ("profiling", "measuring"),
     ("node", "node_operators"),
 }
 # Imported for annotations alone.

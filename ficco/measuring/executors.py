@@ -26,6 +26,7 @@ from ficco.engines import available_memory
 from ficco.errors import DevicesRefused, InputError
 from ficco.lowered import Lowered
 from ficco.machine import Machine
+from ficco.measuring.clock import device_ms
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem, offsets
 from ficco.runtime import distributed
@@ -280,16 +281,9 @@ class GpuExecutor(_Rank):
     def _median_ms(self, work: Callable[[], object]) -> float:
         """Return the median time of a run in ms on the device; the first round is a warm-up."""
         times: list[float] = []
-        event: Any = torch.cuda.Event
         for _ in range(_ROUNDS + 1):
-            begin, end = event(enable_timing=True), event(enable_timing=True)
             self.meet()
-            begin.record()
-            for _ in range(_RUNS_PER_ROUND):
-                work()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / _RUNS_PER_ROUND)
+            times.append(device_ms(work, _RUNS_PER_ROUND))
         return statistics.median(times[1:])
 
     def meet(self) -> None:
