@@ -191,9 +191,10 @@ def _measured(
     p = request.problem
     executor.check_room(p)
     points = points_of(request)
+    counts = [n for point in points for n in copies_and_bytes(point.lowered, executor.ranks)]
+    totals = iter(executor.total(counts))
     for point in points:
-        own = copies_and_bytes(point.lowered, executor.ranks)
-        point.row.copies, point.row.bytes = executor.total(own)
+        point.row.copies, point.row.bytes = next(totals), next(totals)
     alone: list[Sequence[float]] = []
     for round_number in range(iters + 1):  # round 0 warms up; it is checked, not timed
         work.say(f"round {round_number} of {iters}: inputs and exact results")
