@@ -35,7 +35,7 @@ def measure(case: Case, rendezvous: Rendezvous) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from ficco.measuring.clock import beat
+    from ficco.measuring.clock import beat, device_ms
 
     graphs, found, refused = {}, {}, {}
     for name, way in case.ways().items():
@@ -62,16 +62,11 @@ def measure(case: Case, rendezvous: Rendezvous) -> dict[str, Any]:
         else:
             graphs[name] = graph
     times: dict[str, list[float]] = {name: [] for name in graphs}
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             torch.cuda.synchronize()
             rendezvous.gather()
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            mine = 1e3 * begin.elapsed_time(end) / case.calls
+            mine = 1e3 * device_ms(graph.replay) / case.calls
             times[name].append(max(rendezvous.gather(mine)))
     found = {name: spread(values) for name, values in times.items()}
     return {"us": found, "refused": refused, "calls": case.calls, "weights": len(case.ws)}

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def measured_case(
 
     import ficco
     from ficco import simulator
+    from ficco.measuring.host_clock import host_us
     from ficco.problem import Output, Problem
     from ficco.schedule import Schedule
     from ficco.selector.facts import facts_of
@@ -113,10 +115,8 @@ def measured_case(
         for _ in range(rounds):
             for at, (schedule, _) in enumerate(ways):
                 dist.barrier()
-                begin = time.perf_counter()
-                for _ in range(calls):
-                    call(x, w, schedule=schedule)
-                times[at].append(1e3 * (time.perf_counter() - begin) / calls)
+                run = partial(call, x, w, schedule=schedule)
+                times[at].append(host_us(run, calls) / 1e3)
                 time.sleep(calls * max(told))  # leave the machine to other processes
     everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, times)

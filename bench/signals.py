@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ import torch
 from record import gpus, spread, surroundings
 
 from ficco import _native
+from ficco.measuring.clock import captured, device_ms, new_events
+from ficco.measuring.host_clock import host_us
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
 from ficco.profiling.figures import slug
 
@@ -86,14 +87,11 @@ class Sender:
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float, float]:
         """Return us per call: host eager, device eager, device captured."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = new_events()
         with torch.cuda.stream(self.stream):
             torch.cuda._sleep(2_000_000)  # the device must not wait for the host
             begin.record()
-            clock = time.perf_counter()
-            for _ in range(CALLS):
-                run()
-            host = 1e6 * (time.perf_counter() - clock) / CALLS
+            host = host_us(run, CALLS)
             end.record()
             end.synchronize()
             eager = 1e3 * begin.elapsed_time(end) / CALLS
@@ -101,18 +99,10 @@ class Sender:
 
     def captured(self, run: Callable[[], None]) -> float:
         """Return the device time of a graph, in us per call."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            for _ in range(CALLS):
-                run()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self.stream):
+            graph = captured(lambda: [run() for _ in range(CALLS)])
             graph.replay()
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-        return 1e3 * begin.elapsed_time(end) / CALLS
+            return 1e3 * device_ms(graph.replay) / CALLS
 
 
 def main() -> int:

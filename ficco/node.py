@@ -19,6 +19,7 @@ from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.engines.group_kernels import GroupKernels
 from ficco.errors import InputError, closest, shown
 from ficco.logs import log, reporting, set_up
+from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.node_operators import NodeOperators
 from ficco.operators.arrays import Library, row_contiguous
@@ -34,7 +35,7 @@ from ficco.verifier.meaning import required_buffers
 if TYPE_CHECKING:
     from ficco.compute.cupy import CupyCompute
 
-__all__ = ["Node"]
+__all__ = ["Node", "run_lowered"]
 
 Array = npt.NDArray[Any]
 
@@ -197,10 +198,7 @@ class Node(NodeOperators):
             raise InputError(f"{name}: this argument is for a plan; leave it out, or use call()")
         if not isinstance(problem, Problem):
             raise InputError(f"problem={shown(problem)}: a ficco.Problem or a ficco.Plan is needed")
-        self._check_world(problem)
-        arrays = self._per_rank(arrays, "arrays")
-        self._check_named(problem, arrays)
-        results, named = self._with_results(problem, arrays)
+        results, named = self._checked_with_results(problem, arrays)
         self._runtime.execute(problem, self._resolved(problem, schedule, grain), named)
         return results
 
@@ -240,6 +238,15 @@ class Node(NodeOperators):
         results, named = self._with_results(problem, arrays)
         self._runtime.execute_plan(plan, named)
         return results
+
+    def _checked_with_results(
+        self, problem: Problem, arrays: Any
+    ) -> tuple[list[list[Array]], list[dict[str, Array]]]:
+        """Return the result of `_with_results` after checks of a problem and its arrays."""
+        self._check_world(problem)
+        arrays = self._per_rank(arrays, "arrays")
+        self._check_named(problem, arrays)
+        return self._with_results(problem, arrays)
 
     def _check_world(self, problem: Problem) -> None:
         if problem.world != self.world:
@@ -388,6 +395,26 @@ class Node(NodeOperators):
     def _automatic(self, problem: Problem, gates: bool) -> Schedule:
         device = self._library.device
         return selector.automatic(problem, self.machine, device, "eager", gates=gates).schedule
+
+
+def run_lowered(
+    node: Node, lowered: Lowered, arrays: Sequence[Mapping[str, Array]]
+) -> list[list[Array]]:
+    """Run a problem on named inputs like `Node.run`, by the plan of `lowered`.
+
+    The node does not check the plan. It stays bound, as those that `Node.run` makes.
+
+    Args:
+        node: the node.
+        lowered: the problem and a resolved schedule that a node supports.
+        arrays: see `Node.run`.
+
+    Returns:
+        Per rank, its outputs.
+    """
+    results, named = node._checked_with_results(lowered.problem, arrays)
+    node._runtime.execute(lowered.problem, lowered.schedule, named, lowered.plan)
+    return results
 
 
 def _named(schedule: str | Schedule, grain: int | None = None) -> str | Schedule:

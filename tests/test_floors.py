@@ -38,6 +38,7 @@ FLOORS = {
     "plan_json": 3,
     "tables": 3,
     "tiling": 3,
+    "lowered": 4,
     "lowering": 4,
     "program": 4,
     "encoding": 5,
@@ -63,6 +64,7 @@ FLOORS = {
 }
 SAME_FLOOR = {
     ("plan_json", "plan"),
+    ("lowered", "lowering"),
     ("checking", "errors"),
     ("data", "errors"),
     ("logs", "errors"),
@@ -77,6 +79,7 @@ SAME_FLOOR = {
     ("compute", "kernels"),
     ("cli", "report"),
     ("modules", "profiling"),
+    ("profiling", "measuring"),
     ("node", "node_operators"),
 }
 # Imported for annotations alone.

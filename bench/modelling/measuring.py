@@ -15,7 +15,8 @@ import torch
 from record import spread
 
 import ficco
-from ficco.measuring.clock import beat, calls_for
+from ficco.measuring.clock import beat, calls_for, device_ms
+from ficco.measuring.host_clock import host_us
 from ficco.measuring.launching import Rendezvous
 from modelling import cells
 from modelling.cells import Cell
@@ -265,20 +266,10 @@ class Measuring:
         """Return milliseconds per step, for steps back to back."""
         self.place.rendezvous.gather()
         if not self.place.gpu:
-            start = time.perf_counter()
-            for _ in range(calls):
-                way.call()
-            return 1e3 * (time.perf_counter() - start) / calls
-        gpus: Any = torch.cuda
-        begin, end = (gpus.Event(enable_timing=True) for _ in range(2))
+            return host_us(way.call, calls) / 1e3
         if self.cell.mode != "serving":
             way.call()  # the stream must not be empty when the clock starts
-        begin.record()
-        for _ in range(calls):
-            way.call()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / calls
+        return device_ms(way.call, calls)
 
     def rounds(self, count: int, limit_s: float) -> None:
         """Time all variants round by round; a round's order is equal on all ranks."""

@@ -13,9 +13,9 @@ from ficco import data, operators
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
 from ficco.dtypes import DTYPES
 from ficco.errors import InputError, ScheduleError
+from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.passes.served import check_served
-from ficco.plan import Plan
 from ficco.problem import MAX_WORLD, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.candidates import few_rows
@@ -36,17 +36,23 @@ class Request:
     """A problem, the machine to run it on, and resolved schedules.
 
     Attributes:
+        lowered: the problem under each schedule.
         refused: why some schedules of `all` are left out.
         chosen: the schedule that `auto` selected, and why.
-        plan: the plan to run, instead of schedules.
+        by_hand: whether `lowered` is one plan from a file, whose schedule may be unresolved.
     """
 
     problem: Problem
     machine: Machine
-    schedules: tuple[Schedule, ...]
+    lowered: tuple[Lowered, ...]
     refused: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
-    plan: Plan | None = None
+    by_hand: bool = False
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The schedules, in the order of `lowered`."""
+        return [each.schedule for each in self.lowered]
 
 
 def add_command(
@@ -157,13 +163,13 @@ def request_from(
     """
     problem, machine = problem_from(args, engine, ranks)
     _check_grain(args.grain)
-    schedules: list[Schedule] = []
+    lowered: dict[Schedule, Lowered] = {}
     refused: list[str] = []
     chosen: list[str] = []
     for name, one_of_all in _named(args.schedule, problem, refused):
         if name == "auto":
             schedule, chosen_text = _automatic(args, problem, machine, regime)
-            schedules.append(schedule)
+            lowered.setdefault(schedule, Lowered(problem, schedule))
             chosen.append(chosen_text)
             continue
         schedule = _read(name)
@@ -171,18 +177,19 @@ def request_from(
         if args.grain is not None and not (one_of_all and schedule.grain == 1):
             schedule = replace(schedule, grain=args.grain)
         schedule = schedule.resolve(problem.world, machine)
+        each = lowered.get(schedule) or Lowered(problem, schedule)
         try:
             if simulated:
-                check_served(problem, schedule, machine.engine, machine)
+                check_served(each, machine.engine, machine)
             else:
-                check_served(problem, schedule, engine)
+                check_served(each, engine)
         except ScheduleError as reason:
             if not one_of_all:
                 raise
             refused.append(f"{name} left out: {reason}")
         else:
-            schedules.append(schedule)
-    return Request(problem, machine, tuple(dict.fromkeys(schedules)), tuple(refused), tuple(chosen))
+            lowered[schedule] = each
+    return Request(problem, machine, tuple(lowered.values()), tuple(refused), tuple(chosen))
 
 
 def _named(text: str, problem: Problem, refused: list[str]) -> list[tuple[str, bool]]:

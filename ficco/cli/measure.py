@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ficco.cli.arguments import Request
 from ficco.cli.progress_line import Working
 from ficco.dtypes import DTYPES
-from ficco.lowering import lower
-from ficco.plan import Plan
+from ficco.lowered import Lowered
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline, alone_ms
@@ -29,6 +28,7 @@ __all__ = [
     "PlanExecutor",
     "Point",
     "Row",
+    "copies_and_bytes",
     "finish",
     "measure",
     "points_of",
@@ -55,9 +55,7 @@ class Executor(Protocol):
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """Return all ranks' inputs, in the memory that `run` and the oracle read."""
 
-    def run(
-        self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
-    ) -> list[list[Any]]:
+    def run(self, lowered: Lowered, given: Inputs, traced: bool) -> list[list[Any]]:
         """Run to completion and return the outputs of `ranks`; `traced`: record times."""
 
     def alone(self, problem: Problem, given: Inputs) -> Sequence[float] | None:
@@ -72,6 +70,9 @@ class Executor(Protocol):
     def most(self, values: Sequence[float]) -> list[float]:
         """Return each value's maximum over all executors."""
 
+    def total(self, values: Sequence[int]) -> list[int]:
+        """Return each value's sum over all executors."""
+
     def timeline(self) -> Timeline | None:
         """Return the last run's timeline, of `ranks`; None: no times were recorded."""
 
@@ -85,7 +86,9 @@ class NodeExecutor:
     leads = True
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        from ficco.node import run_lowered
+
+        self._node, self._run = node, run_lowered
         self.ranks: Sequence[int] = range(node.world)
 
     def check_room(self, problem: Problem) -> None:
@@ -101,11 +104,9 @@ class NodeExecutor:
 
         return oracle.inputs(problem, seed)
 
-    def run(
-        self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
-    ) -> list[list[Any]]:
+    def run(self, lowered: Lowered, given: Inputs, traced: bool) -> list[list[Any]]:
         """See `Executor.run`; times are always recorded."""
-        return self._node.run(problem, given, schedule=schedule)
+        return self._run(self._node, lowered, given)
 
     def alone(self, problem: Problem, given: Inputs) -> None:
         """See `Executor.alone`."""
@@ -115,6 +116,10 @@ class NodeExecutor:
 
     def most(self, values: Sequence[float]) -> list[float]:
         """See `Executor.most`."""
+        return list(values)
+
+    def total(self, values: Sequence[int]) -> list[int]:
+        """See `Executor.total`."""
         return list(values)
 
     def timeline(self) -> Timeline:
@@ -127,19 +132,17 @@ class NodeExecutor:
 
 
 class PlanExecutor(NodeExecutor):
-    """All ranks in this process. The plan runs where its own schedule object is requested."""
+    """All ranks in this process, for a plan from a file beside those of `ficco.lower`."""
 
-    def __init__(self, node: Node, plan: Plan) -> None:
+    def __init__(self, node: Node, by_hand: Lowered) -> None:
         super().__init__(node)
-        self._plan = plan
+        self._by_hand = by_hand
 
-    def run(
-        self, problem: Problem, given: Inputs, schedule: Schedule, traced: bool
-    ) -> list[list[Any]]:
+    def run(self, lowered: Lowered, given: Inputs, traced: bool) -> list[list[Any]]:
         """See `Executor.run`. The plan was verified before."""
-        if schedule is self._plan.schedule:
-            return self._node.run(self._plan, given, verify=False)
-        return super().run(problem, given, schedule, traced)
+        if lowered is self._by_hand:
+            return self._node.run(lowered.plan, given, verify=False)
+        return super().run(lowered, given, traced)
 
 
 @dataclass(slots=True)
@@ -161,15 +164,10 @@ class Row:
 
 @dataclass(slots=True)
 class Point:
-    """A schedule under measurement, and its fastest run with recorded times, if any.
+    """A schedule under measurement with its plans, and its fastest run with times, if any."""
 
-    Attributes:
-        plan: the plan that runs instead of the schedule's own.
-    """
-
-    schedule: Schedule
+    lowered: Lowered
     row: Row
-    plan: Plan | None = None
     times_ms: list[float] = field(default_factory=list)
     best: Timeline | None = None
 
@@ -193,6 +191,10 @@ def _measured(
     p = request.problem
     executor.check_room(p)
     points = points_of(request)
+    counts = [n for point in points for n in copies_and_bytes(point.lowered, executor.ranks)]
+    totals = iter(executor.total(counts))
+    for point in points:
+        point.row.copies, point.row.bytes = next(totals), next(totals)
     alone: list[Sequence[float]] = []
     for round_number in range(iters + 1):  # round 0 warms up; it is checked, not timed
         work.say(f"round {round_number} of {iters}: inputs and exact results")
@@ -202,12 +204,13 @@ def _measured(
         if measured is not None:
             alone.append(executor.most(measured))
         for point in points:
-            work.say(f"round {round_number} of {iters}: {point.schedule.name}")
+            schedule = point.lowered.schedule
+            work.say(f"round {round_number} of {iters}: {schedule.name}")
             executor.meet()
             begin_s = time.perf_counter()
-            outputs = executor.run(p, inputs, point.schedule, traced=round_number == 0)
+            outputs = executor.run(point.lowered, inputs, traced=round_number == 0)
             elapsed_ms = 1e3 * (time.perf_counter() - begin_s)
-            roundings = oracle.roundings(p, point.schedule.sums_travel)
+            roundings = oracle.roundings(p, schedule.sums_travel)
             verdicts = [
                 oracle.judge(y, expected, p.dtype, roundings)
                 for ys, expected_outputs in zip(outputs, exact, strict=True)
@@ -238,39 +241,34 @@ def _measured(
 
 def points_of(request: Request) -> list[Point]:
     """Return the points to measure or to predict: `serial` first, then all others."""
-    p = request.problem
-    serial = Schedule.named("serial").resolve(p.world, request.machine)
-    points = [Point(serial, _row_of(p, serial))]
-    if request.plan is not None:
-        plan = request.plan  # the schedule in its file may leave values to the machine
-        resolved = plan.schedule.resolve(p.world, request.machine)
-        return [*points, Point(plan.schedule, _row(resolved, plan), plan)]
-    others = [schedule for schedule in request.schedules if schedule != serial]
-    return points + [Point(schedule, _row_of(p, schedule)) for schedule in others]
+    p, machine = request.problem, request.machine
+    serial = Schedule.named("serial").resolve(p.world, machine)
+    first, others = Lowered(p, serial), list(request.lowered)
+    if not request.by_hand and serial in request.schedules:
+        first = others.pop(request.schedules.index(serial))
+    points = []
+    for lowered in (first, *others):  # a schedule in a file may leave values to the machine
+        schedule = lowered.schedule.resolve(p.world, machine)
+        points.append(Point(lowered, Row(schedule.name, schedule.chunks)))
+    return points
 
 
 def requested(request: Request, points: list[Point]) -> list[Point]:
     """Return the points of `points_of` without `serial` if it was not requested."""
-    with_serial = request.plan is not None or points[0].schedule in request.schedules
+    with_serial = request.by_hand or points[0].lowered in request.lowered
     return points if with_serial else points[1:]
 
 
-def _row_of(problem: Problem, schedule: Schedule) -> Row:
-    if schedule.transport == "collective":  # it has no plan, hence no copies
-        return Row(schedule.name, schedule.chunks)
-    return _row(schedule, lower(problem, schedule))
-
-
-def _row(schedule: Schedule, plan: Plan) -> Row:
-    """Return a row with the plan's figures, without times."""
+def copies_and_bytes(lowered: Lowered, ranks: Sequence[int]) -> tuple[int, int]:
+    """Return how many copies the plans of some ranks have, and how many bytes they write."""
     pushed = [
-        region.area * DTYPES[plan.problem.dtype]
-        for entry in plan.ranks
-        for step in entry.steps
+        region.area * DTYPES[lowered.problem.dtype]
+        for rank in ranks
+        for step in lowered.rank(rank).steps
         if step.kind == "copy"
         for region in step.writes
     ]
-    return Row(schedule.name, schedule.chunks, copies=len(pushed), bytes=sum(pushed))
+    return len(pushed), sum(pushed)
 
 
 def finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -> None:

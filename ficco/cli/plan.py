@@ -12,7 +12,6 @@ from ficco.cli.plan_file import check_alone, parsed, text_of
 from ficco.cli.progress_line import Working
 from ficco.cli.streams import reader_may_leave
 from ficco.errors import InputError
-from ficco.lowering import lower
 from ficco.passes import compile_plan
 from ficco.passes.readback import read_back_plan
 from ficco.plan import Plan
@@ -95,13 +94,13 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         check_alone(args, parser, "--check", also)
         return _check(args)
     request = request_from(args)
-    if len(request.schedules) != 1:
+    if len(request.lowered) != 1:
         raise InputError("ficco plan prints one plan; give one --schedule")
     if args.rank is not None and not 0 <= args.rank < request.problem.world:
         raise InputError(f"--rank {args.rank}: ranks are 0 to {request.problem.world - 1}")
     with Working("ficco plan") as work:
         work.say("builds the plan")
-        plan = lower(request.problem, request.schedules[0])
+        plan = request.lowered[0].plan
         programs = _programs(plan, args.target, args.signals) if args.program else []
         if args.check is not None:
             plan = read_back_plan(plan, programs) if programs else plan

@@ -10,6 +10,7 @@ from collections.abc import Container
 from ficco.cli.arguments import Request, fitting
 from ficco.cli.progress_line import Working
 from ficco.errors import FiccoError, InputError, PlanError
+from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.operators import OPERATORS
 from ficco.plan import Plan
@@ -119,4 +120,5 @@ def plan_request(args: argparse.Namespace, parser: argparse.ArgumentParser) -> R
             raise RejectedPlan(
                 f"{args.plan}: {wrong}\nnothing ran; `ficco plan --check {args.plan}` lists all"
             ) from None
-    return Request(plan.problem, machine, (plan.schedule,), plan=plan)
+    lowered = Lowered(plan.problem, plan.schedule, plan)
+    return Request(plan.problem, machine, (lowered,), by_hand=True)

@@ -266,7 +266,7 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
     with Node(
         request.problem.world, machine=request.machine, compute=args.compute, timeout_s=args.timeout
     ) as node:
-        yield NodeExecutor(node) if request.plan is None else PlanExecutor(node, request.plan)
+        yield PlanExecutor(node, request.lowered[0]) if request.by_hand else NodeExecutor(node)
 
 
 @contextmanager

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ficco import simulator
 from ficco.cli.arguments import Request
-from ficco.cli.measure import Point, finish, points_of
+from ficco.cli.measure import Point, copies_and_bytes, finish, points_of
 from ficco.cli.progress_line import Working
 from ficco.errors import InputError
-from ficco.lowering import lower
-from ficco.schedule import Schedule
 from ficco.timeline import alone_ms
 from ficco.verifier import verify
 
@@ -34,22 +32,19 @@ def simulated(request: Request, regime: str) -> list[Point]:
 
 
 def _predict(request: Request, regime: str, points: list[Point], work: Working) -> None:
-    p = request.problem
+    machine = request.machine
     for number, point in enumerate(points, 1):
         work.say(f"simulates and proves schedule {number} of {len(points)}")
         point.row.max_rel_error = None
-        if point.plan is not None:  # it was verified before, or is not to be
-            point.best = simulator.simulate(point.plan, request.machine, regime)
-            point.times_ms = [simulator.simulate_ms(point.plan, request.machine, regime)]
-            continue
-        point.best = simulator.predict(p, point.schedule, request.machine, regime)
-        point.times_ms = [simulator.predict_ms(p, point.schedule, request.machine, regime)]
-        point.row.ok = _proved(request, point.schedule)
-
-
-def _proved(request: Request, schedule: Schedule) -> bool:
-    """Return whether the verifier accepts a schedule's plan."""
-    return not verify(lower(request.problem, schedule))
+        lowered = point.lowered
+        point.best, call_ms = simulator.simulate_call(lowered.plan, machine, regime)
+        point.times_ms = [call_ms]
+        ranks = range(request.problem.world)
+        point.row.copies, point.row.bytes = copies_and_bytes(lowered, ranks)
+        if request.by_hand and point is not points[0]:
+            continue  # it was verified before, or is not to be
+        point.row.ok = not verify(lowered.plan)
+        lowered.release()
 
 
 def check_alone(**options: object) -> None:

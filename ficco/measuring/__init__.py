@@ -4,10 +4,11 @@
     launching   starts one process per GPU, bounds their time, ends them; the rendezvous page
     ranks       a process joins the group, and leaves with it
     rounds      one shape on a rank: check, capture, time
-    clock       times one configuration in one regime
+    clock       times one configuration in one regime; the time of calls on a GPU
+    host_clock  the time of calls on the host
     layout      the shapes of a rank's tensors
     cases       the tensors, every way to run them, and the reference results
     parts       a schedule's GEMMs without its copies
 
-`launching` and `layout` do not import torch.
+`host_clock`, `launching` and `layout` do not import torch.
 """

@@ -20,7 +20,7 @@ import torch
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.measuring.launching import Rendezvous
 
-__all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for"]
+__all__ = ["STUCK_S", "Config", "Timer", "beat", "calls_for", "captured", "device_ms", "new_events"]
 
 STUCK_S = 90.0  # a longer step of one rank ends its process
 SYNCHRONIZED_CALLS = 2  # calls of one run
@@ -31,6 +31,36 @@ def beat(allowed_s: float = STUCK_S) -> None:
     if os.environ.get("FICCO_PARENT", str(os.getppid())) != str(os.getppid()):
         sys.exit("the process that started this rank has gone")
     faulthandler.dump_traceback_later(allowed_s, exit=True)
+
+
+def new_events() -> tuple[Any, Any]:
+    """Return two events of the current GPU that record times."""
+    event: Any = torch.cuda.Event
+    return event(enable_timing=True), event(enable_timing=True)
+
+
+def device_ms(call: Callable[[], object], calls: int = 1) -> float:
+    """Return the time per call on the current stream, for calls back to back; wait for the last."""
+    begin, end = new_events()
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / calls
+
+
+def captured(enqueue: Callable[[], object], pool: Any = None) -> Any:
+    """Return a CUDA graph of the work that `enqueue` enqueues; it must have run once before.
+
+    Args:
+        enqueue: enqueues work on the current stream.
+        pool: the pool of the graph's memory; None: one of its own.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        enqueue()
+    return graph
 
 
 @dataclass
@@ -55,18 +85,19 @@ class Timer:
 
     def __init__(self, rendezvous: Rendezvous, calls: int) -> None:
         self._rendezvous, self.calls = rendezvous, calls
-        event: Any = torch.cuda.Event
-        self._begin, self._end = event(enable_timing=True), event(enable_timing=True)
 
     def capture(self, config: Config, pool: Any) -> None:
         """Capture a configuration's calls, which have run before, and replay them once."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        last: list[torch.Tensor] = []
+
+        def enqueue() -> None:
             for i in range(self.calls):
-                last = config.call(i)
-        config.graph, config.last = graph, _unowned(last)
-        graph.replay()
+                last[:] = [config.call(i)]
+
+        torch.cuda.synchronize()
+        config.graph = captured(enqueue, pool)
+        config.last = _unowned(last.pop())
+        config.graph.replay()
         torch.cuda.synchronize()
 
     def run(self, config: Config, regime: str) -> list[float]:
@@ -76,17 +107,10 @@ class Timer:
             return self._synchronized(config)
         self._rendezvous.gather()
         if regime == "captured":
-            self._begin.record()
-            config.graph.replay()
-        else:
-            for _ in range(2):  # the stream must not be empty when the clock starts
-                config.step()
-            self._begin.record()
-            for _ in range(self.calls):
-                config.step()
-        self._end.record()
-        self._end.synchronize()
-        return [self._begin.elapsed_time(self._end) / self.calls]
+            return [device_ms(config.graph.replay) / self.calls]
+        for _ in range(2):  # the stream must not be empty when the clock starts
+            config.step()
+        return [device_ms(config.step, self.calls)]
 
     def _synchronized(self, config: Config) -> list[float]:
         times_ms, failure = [], None

@@ -24,12 +24,13 @@ from ficco.compute import dtype_of
 from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engines import available_memory
 from ficco.errors import DevicesRefused, InputError
+from ficco.lowered import Lowered
 from ficco.machine import Machine
+from ficco.measuring.clock import device_ms
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem, offsets
 from ficco.runtime import distributed, library_programs
 from ficco.runtime.process import ProcessRuntime
-from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
 __all__ = ["GpuExecutor", "RankExecutor", "TorchDraw", "TorchOffers", "torch_offers"]
@@ -129,15 +130,20 @@ class _Rank:
 
     def most(self, values: Sequence[float]) -> list[float]:
         """Return the maximum of each value over all ranks."""
-        gathered: list[Any] = [None] * self.world
-        dist.all_gather_object(gathered, list(values))
-        return [max(column) for column in zip(*gathered, strict=True)]
+        return [max(column) for column in zip(*self._gathered(list(values)), strict=True)]
+
+    def total(self, values: Sequence[int]) -> list[int]:
+        """Return the sum of each value over all ranks."""
+        return [sum(column) for column in zip(*self._gathered(list(values)), strict=True)]
 
     def joined(self, timeline: Timeline) -> Timeline:
         """Return the timeline of all ranks; they share one host's clock."""
-        gathered: list[Any] = [None] * self.world
-        dist.all_gather_object(gathered, timeline)
-        return Timeline.joined(gathered)
+        return Timeline.joined(self._gathered(timeline))
+
+    def _gathered(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
 
 
 class RankExecutor(_Rank):
@@ -159,14 +165,13 @@ class RankExecutor(_Rank):
         """Return all ranks' inputs."""
         return oracle.inputs(problem, seed)
 
-    def run(
-        self, problem: Problem, given: Sequence[Named], schedule: Schedule, traced: bool
-    ) -> list[list[Any]]:
+    def run(self, lowered: Lowered, given: Sequence[Named], traced: bool) -> list[list[Any]]:
         """Return this rank's outputs; times are always recorded."""
+        problem, plan = lowered.problem, lowered.rank(self.rank)
         dtype = dtype_of(problem.dtype)
         ys = [np.empty(shape, dtype) for shape in problem.result_shapes(self.rank)]
         arrays = {**given[self.rank], **{f"y{i}": y for i, y in enumerate(ys)}}
-        self._runtime.execute(problem, schedule, arrays)
+        self._runtime.execute(problem, lowered.schedule, arrays, plan)
         return [ys]
 
     def alone(self, problem: Problem, given: Sequence[Named]) -> None:
@@ -239,23 +244,22 @@ class GpuExecutor(_Rank):
         """Return all ranks' inputs, drawn on this GPU; equal GPUs draw the same values."""
         return oracle.inputs(problem, seed, TorchDraw(problem.dtype, seed, self._device))
 
-    def run(
-        self, problem: Problem, given: Sequence[Named], schedule: Schedule, traced: bool
-    ) -> list[list[Tensor]]:
+    def run(self, lowered: Lowered, given: Sequence[Named], traced: bool) -> list[list[Tensor]]:
         """Return this rank's outputs after they are complete; traced runs are warmed up first."""
         if traced:
-            self._call(problem, given[self.rank], schedule)
+            self._call(lowered, given[self.rank])
             self.meet()
-        self._has_timeline = traced and schedule.transport != "collective"
+        self._has_timeline = traced and not lowered.is_collective
         self._runtime.traced = traced
         try:
-            return [self._call(problem, given[self.rank], schedule)]
+            return [self._call(lowered, given[self.rank])]
         finally:
             self._runtime.traced = False
 
-    def _call(self, problem: Problem, own: Named, schedule: Schedule) -> list[Tensor]:
+    def _call(self, lowered: Lowered, own: Named) -> list[Tensor]:
+        problem = lowered.problem
         dtype = TORCH_DTYPE[problem.dtype]
-        if schedule.transport == "collective":
+        if lowered.is_collective:
             like = torch.empty((0, problem.n), dtype=dtype, device=self._device)
             ys = library_programs.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
         else:
@@ -264,7 +268,7 @@ class GpuExecutor(_Rank):
                 for shape in problem.result_shapes(self.rank)
             ]
             arrays = {**own, **{f"y{i}": y for i, y in enumerate(ys)}}
-            self._runtime.execute(problem, schedule, arrays)
+            self._runtime.execute(problem, lowered.schedule, arrays, lowered.rank(self.rank))
         torch.cuda.synchronize(self._device)
         self._runtime.check_alive()
         return ys
@@ -277,16 +281,9 @@ class GpuExecutor(_Rank):
     def _median_ms(self, work: Callable[[], object]) -> float:
         """Return the median time of a run in ms on the device; the first round is a warm-up."""
         times: list[float] = []
-        event: Any = torch.cuda.Event
         for _ in range(_ROUNDS + 1):
-            begin, end = event(enable_timing=True), event(enable_timing=True)
             self.meet()
-            begin.record()
-            for _ in range(_RUNS_PER_ROUND):
-                work()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / _RUNS_PER_ROUND)
+            times.append(device_ms(work, _RUNS_PER_ROUND))
         return statistics.median(times[1:])
 
     def meet(self) -> None:

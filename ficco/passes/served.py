@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ficco.errors import ScheduleError
-from ficco.lowering import lower_rank
+from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.passes import compile_plan
-from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import HIP, LIBRARY, cuda_target
 
@@ -26,14 +25,11 @@ def check_predicted(schedule: Schedule, machine: Machine) -> None:
         )
 
 
-def check_served(
-    problem: Problem, schedule: Schedule, engine: str | None, predicted: Machine | None = None
-) -> None:
+def check_served(lowered: Lowered, engine: str | None, predicted: Machine | None = None) -> None:
     """Refuse a schedule that an engine cannot run, or that cannot be predicted.
 
     Args:
-        problem: the problem.
-        schedule: resolved.
+        lowered: the problem under the schedule. The plan of rank 0 is made.
         engine: name of the engine; None: nothing runs, so a plan is enough.
         predicted: the machine, if calls are predicted and not run.
 
@@ -42,10 +38,10 @@ def check_served(
             cost.
     """
     if predicted is not None:
-        check_predicted(schedule, predicted)
-    if engine not in ("host", None) and schedule.transport == "collective":
-        compile_plan(lower_rank(problem, schedule, 0), LIBRARY)
+        check_predicted(lowered.schedule, predicted)
+    plan = lowered.rank(0)
+    if engine not in ("host", None) and lowered.is_collective:
+        compile_plan(plan, LIBRARY)
         return
-    plan = lower_rank(problem, schedule, 0)
     if engine in ("cuda", "hip"):  # compiling raises for parts that no kernel supports
         compile_plan(plan, cuda_target() if engine == "cuda" else HIP)

@@ -88,8 +88,20 @@ class LocalRuntime:
         """Bytes of all windows of all ranks, both copies."""
         return self.world * 2 * self._group.capacity
 
-    def execute(self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]) -> None:
+    def execute(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        arrays: Sequence[Arrays],
+        plan: Plan | None = None,
+    ) -> None:
         """Run a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
+
+        Args:
+            problem: the problem.
+            schedule: resolved.
+            arrays: of all ranks.
+            plan: the result of `lower` for the problem and the schedule; None: it is made.
 
         Raises:
             ScheduleError: no plan implements the schedule.
@@ -99,8 +111,8 @@ class LocalRuntime:
         self._check_process()
 
         def bind() -> _Bound:
-            plan = lower(problem, schedule)
-            return _Bound(self._bind(plan), plan.digest)
+            lowered = lower(problem, schedule) if plan is None else plan
+            return _Bound(self._bind(lowered), lowered.digest)
 
         with self._lock:
             bound = self._bound.get(problem, schedule, bind)

@@ -162,8 +162,20 @@ class CudaLocalRuntime:
         """The kind of signals at peers; see `ficco.engines.peer_signals`."""
         return self._place.windows.signals
 
-    def execute(self, problem: Problem, schedule: Schedule, arrays: Sequence[Arrays]) -> None:
+    def execute(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        arrays: Sequence[Arrays],
+        plan: Plan | None = None,
+    ) -> None:
         """Enqueue a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
+
+        Args:
+            problem: the problem.
+            schedule: resolved.
+            arrays: of all ranks.
+            plan: the result of `lower` for the problem and the schedule; None: it is made.
 
         Raises:
             InputError: the problem is for another number of ranks, or windows would have to grow
@@ -186,7 +198,7 @@ class CudaLocalRuntime:
             self.check()
             streams = [self._compute.current(rank) for rank in range(self.world)]
             bound = self._bound.get(
-                problem, schedule, lambda: self._bind(lower(problem, schedule), streams)
+                problem, schedule, lambda: self._bind(plan or lower(problem, schedule), streams)
             )
             self._rehearse(bound, streams, arrays)
             self._run(bound, streams, arrays)

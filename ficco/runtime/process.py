@@ -152,8 +152,7 @@ class ProcessRuntime:
     @property
     def compute(self) -> str:
         """The name of the library for GEMMs."""
-        name: str = self._compute.name
-        return name
+        return str(self._compute.name)
 
     @property
     def timeout_s(self) -> float:
@@ -171,10 +170,17 @@ class ProcessRuntime:
         """Bytes of all windows of all ranks, both copies."""
         return sum(self.world * 2 * group.capacity for group in self._groups)
 
-    def execute(self, problem: Problem, schedule: Schedule, arrays: Mapping[str, Any]) -> None:
+    def execute(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        arrays: Mapping[str, Any],
+        plan: RankPlan | None = None,
+    ) -> None:
         """Run a problem; `arrays` has this rank's inputs, weights and outputs by buffer name.
 
-        Only this rank's entries of per-rank columns and depths in `problem` are read.
+        Only this rank's entries of per-rank columns and depths in `problem` are read. `plan` is the
+        result of `lower_rank`, if it was made before.
 
         Raises:
             InputError: the problem is for another number of ranks.
@@ -190,7 +196,7 @@ class ProcessRuntime:
             )
         with self._lock:
             self._check_alive()
-            call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
+            call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule, plan))
             self._run(call, arrays)
 
     def execute_plan(self, plan: Plan, arrays: Mapping[str, Any]) -> None:
@@ -203,8 +209,8 @@ class ProcessRuntime:
             entry = plan.ranks[self.rank]
             self._run(self._bind_plan(plan.problem, plan.schedule, entry, plan.digest), arrays)
 
-    def _bind(self, problem: Problem, schedule: Schedule) -> Call:
-        plan = lower_rank(problem, schedule, self.rank)
+    def _bind(self, problem: Problem, schedule: Schedule, plan: RankPlan | None = None) -> Call:
+        plan = plan or lower_rank(problem, schedule, self.rank)
         return self._bind_plan(problem, schedule, plan, digest_of(problem, schedule))
 
     def _bind_plan(self, problem: Problem, schedule: Schedule, plan: RankPlan, digest: int) -> Call:
@@ -312,8 +318,7 @@ class ProcessRuntime:
         return self._groups[0]
 
     def _check_alive(self) -> None:
-        error = self._failure()
-        if error is not None:
+        if (error := self._failure()) is not None:
             raise EngineError(
                 f"an earlier call on this group failed, so its windows are in an unknown state; "
                 f"call {RESET} first. It was: {error}"
@@ -380,7 +385,7 @@ class ProcessRuntime:
     def _make(self, brought: list[Facts]) -> tuple[int, Facts]:
         """Create memory of the size that all ranks need (on rank 0)."""
         for facts in brought:
-            if facts["digest"] != self._agreed(brought):
+            if facts["digest"] != brought[0]["digest"]:
                 raise EngineError(
                     f"rank {facts['rank']} runs another call than rank 0. {brought[0]['call']} "
                     f"{facts['call']} {ALIKE}; call {RESET} to go on."
@@ -390,11 +395,6 @@ class ProcessRuntime:
             sizes = sizes.joined(room_in(facts))
         shared_bytes = sizes.window if self.shares_windows else 0
         return shared_memory.create(self.world, shared_bytes), _room_facts(sizes)
-
-    @staticmethod
-    def _agreed(brought: list[Facts]) -> int:
-        digest: int = brought[0]["digest"]
-        return digest
 
     def _join(self, memory: int, facts: Facts) -> shared_memory.Group:
         return shared_memory.join(

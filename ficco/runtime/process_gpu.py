@@ -153,10 +153,10 @@ class CudaProcessRuntime(ProcessRuntime):
     def _sizes(self) -> WindowBytes:
         return self._places[-1].window.sizes if self._places else WindowBytes()
 
-    def _bind(self, problem: Problem, schedule: Schedule) -> Call:
+    def _bind(self, problem: Problem, schedule: Schedule, plan: RankPlan | None = None) -> Call:
         if self.world > 1:
             cuda.check_runs(schedule, self._compute)
-        return super()._bind(problem, schedule)
+        return super()._bind(problem, schedule, plan)
 
     def _bound_program(self, plan: RankPlan, digest: int) -> gpu.BoundProgram:
         place = self._places[-1]

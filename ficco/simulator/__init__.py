@@ -42,7 +42,7 @@ except ImportError as missing:
         "from outside its source folder"
     ) from missing
 
-__all__ = ["REGIMES", "predict", "predict_ms", "simulate", "simulate_ms"]
+__all__ = ["REGIMES", "predict", "predict_ms", "simulate", "simulate_call", "simulate_ms"]
 
 
 def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline:
@@ -65,10 +65,7 @@ def simulate(plan: Plan, machine: Machine, regime: str = "captured") -> Timeline
             cost; see `compile_plan` and `check_predicted`.
         PlanError: the plan would never end; the message names rank, lane, entry and signal.
     """
-    _check(plan.problem, plan.schedule, machine, regime)
-    programs = _compiled(plan, machine)
-    encoded = encode(plan.problem, programs, machine, regime == "synchronized")
-    return _timeline(_spans(programs, _times(programs, encoded, machine), machine), machine)
+    return _Simulated(plan, machine, regime).timeline()
 
 
 def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float:
@@ -77,15 +74,45 @@ def simulate_ms(plan: Plan, machine: Machine, regime: str = "captured") -> float
     It is the last end of `simulate`, plus `call_us` if lanes fork and join. In the eager regime it
     is at least the host's time. Raises the errors of `simulate`.
     """
-    _check(plan.problem, plan.schedule, machine, regime)
-    programs = _compiled(plan, machine)
-    encoded = encode(plan.problem, programs, machine, regime == "synchronized")
-    times = _times(programs, encoded, machine)
-    return _call_ms(encoded, times, machine, regime, is_one_launch(programs))
+    return _Simulated(plan, machine, regime).ms()
 
 
-def _compiled(plan: Plan, machine: Machine) -> list[Program]:
-    return [compile_plan(entry, simulated_target(machine, entry.rank)) for entry in plan.ranks]
+def simulate_call(plan: Plan, machine: Machine, regime: str = "captured") -> tuple[Timeline, float]:
+    """Return the results of `simulate` and `simulate_ms`. The plan is compiled and runs once."""
+    simulated = _Simulated(plan, machine, regime)
+    return simulated.timeline(), simulated.ms()
+
+
+class _Simulated:
+    """A plan that was compiled for a machine and simulated. See `simulate`."""
+
+    def __init__(self, plan: Plan, machine: Machine, regime: str) -> None:
+        _check(plan.problem, plan.schedule, machine, regime)
+        self._machine, self._regime = machine, regime
+        self._of_library: list[Span] | None = None
+        if plan.schedule.transport == "collective":
+            self._of_library = spans_of(plan, machine, regime == "synchronized")
+            return
+        self._programs = [
+            compile_plan(entry, simulated_target(machine, entry.rank)) for entry in plan.ranks
+        ]
+        self._encoded = encode(plan.problem, self._programs, machine, regime == "synchronized")
+        self._times = _times(self._programs, self._encoded, machine)
+
+    def timeline(self) -> Timeline:
+        """Return the spans of all ranks."""
+        if self._of_library is not None:
+            return _timeline(self._of_library, self._machine)
+        return _timeline(_spans(self._programs, self._times, self._machine), self._machine)
+
+    def ms(self) -> float:
+        """Return the duration of a call. A library has no fork and join, so no `call_us`."""
+        if self._of_library is not None:
+            us = max(span.end_us for span in self._of_library)
+            least = self._machine.costs.host_serial_us if self._regime == "eager" else 0.0
+            return max(us, least) / 1e3
+        once = is_one_launch(self._programs)
+        return _call_ms(self._encoded, self._times, self._machine, self._regime, once)
 
 
 def _call_ms(encoded: Encoded, times: Any, machine: Machine, regime: str, once: bool) -> float:
@@ -108,9 +135,6 @@ def predict(
 ) -> Timeline:
     """Predict the timeline of a problem under a schedule.
 
-    With transport "collective" a library runs GEMMs and a collective one after the other; see
-    `ficco.simulator.collectives`.
-
     Args:
         problem: the problem.
         schedule: resolved (`Schedule.resolve`).
@@ -122,8 +146,6 @@ def predict(
         MachineError, InputError: see `simulate`.
     """
     _check(problem, schedule, machine, regime)
-    if schedule.transport == "collective":
-        return _timeline(spans_of(problem, schedule, machine, regime == "synchronized"), machine)
     return simulate(lower(problem, schedule), machine, regime)
 
 
@@ -132,20 +154,16 @@ def predict_ms(
 ) -> float:
     """Predict the duration of a call in ms, like `simulate_ms`, at the lowest cost.
 
-    If ranks are alike, it lowers and encodes only one of them; the result is the same. A collective
-    and its GEMM have no fork and join, so `call_us` is not added. Raises the errors of `predict`.
+    If ranks are alike, it lowers and encodes only one of them; the result is the same. Raises the
+    errors of `predict`.
     """
     _check(problem, schedule, machine, regime)
-    if schedule.transport != "collective":
-        if are_alike(problem, schedule, machine):
-            encoded = encode_alike(problem, schedule, machine, regime == "synchronized")
-            if encoded is not None and (ms := _alike_ms(encoded, machine, regime)) is not None:
-                return ms
-        with _collector_paused():
-            return simulate_ms(lower(problem, schedule), machine, regime)
-    spans = spans_of(problem, schedule, machine, regime == "synchronized")
-    us = max(span.end_us for span in spans)
-    return (max(us, machine.costs.host_serial_us) if regime == "eager" else us) / 1e3
+    if schedule.transport != "collective" and are_alike(problem, schedule, machine):
+        encoded = encode_alike(problem, schedule, machine, regime == "synchronized")
+        if encoded is not None and (ms := _alike_ms(encoded, machine, regime)) is not None:
+            return ms
+    with _collector_paused():
+        return simulate_ms(lower(problem, schedule), machine, regime)
 
 
 @contextmanager

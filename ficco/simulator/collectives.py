@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.dtypes import DTYPES
-from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.passes import compile_plan
-from ficco.plan import Region
+from ficco.plan import Plan, Region
 from ficco.problem import Problem
 from ficco.program import Copy, Entry, Exchange, Launch, Program, kind_of
-from ficco.schedule import Schedule
 from ficco.simulator.calls import Calls
 from ficco.simulator.encoding import start_ns
 from ficco.target import LIBRARY
@@ -25,19 +23,18 @@ from ficco.timeline import Span
 __all__ = ["spans_of"]
 
 
-def spans_of(problem: Problem, schedule: Schedule, machine: Machine, submitted: bool) -> list[Span]:
+def spans_of(plan: Plan, machine: Machine, submitted: bool) -> list[Span]:
     """Return the spans of all ranks: one for each entry of their programs.
 
     A collective ends on all ranks at the same time; its duration counts from the last arrival.
 
     Args:
-        problem: the problem.
-        schedule: resolved, with transport "collective".
+        plan: with transport "collective".
         machine: a rated machine.
         submitted: whether the host submits everything first (`host_serial_us`).
     """
-    ranks = range(problem.world)
-    programs = [compile_plan(lower_rank(problem, schedule, rank), LIBRARY) for rank in ranks]
+    problem = plan.problem
+    programs = [compile_plan(entry, LIBRARY) for entry in plan.ranks]
     host_us = machine.costs.host_serial_us if submitted else 0.0
     clocks = [
         _Clock(program, problem, machine, host_us + start_ns(program.rank, machine) / 1e3)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ficco import registry
 from ficco.errors import InputError
+from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.passes.served import check_served
 from ficco.problem import Problem
@@ -192,7 +193,7 @@ def _served(shape: Shape, schedule: Schedule, machine: Machine, simulated: bool)
     if engine == "cuda" and registry.get(shape.op).flow.pools:
         return "bags are not swept on GPUs: their calls have no GEMM to compare with"
     try:
-        check_served(shape.problem, schedule, engine, machine if simulated else None)
+        check_served(Lowered(shape.problem, schedule), engine, machine if simulated else None)
     except InputError as error:
         return str(error)
     return ""

@@ -100,19 +100,12 @@ class _Sums:
     def ms(self, point: Point) -> float:
         """Return the predicted time of a call, in ms."""
         schedule = self._schedule(point)
-        problem, machine, regime = point.shape.problem, self._machine, point.regime
-        if schedule.transport == "collective":
-            ms = simulator.predict_ms(problem, schedule, machine, regime)
-        else:
-            ms = simulator.simulate_ms(self._plan(schedule), machine, regime)
+        ms = simulator.simulate_ms(self._plan(schedule), self._machine, point.regime)
         return round(ms, _DIGITS)
 
     def timeline(self, point: Point, machine: Machine) -> Timeline:
         """Return the predicted timeline of a call."""
-        schedule = self._schedule(point)
-        if schedule.transport == "collective":
-            return simulator.predict(point.shape.problem, schedule, machine, point.regime)
-        return simulator.simulate(self._plan(schedule), machine, point.regime)
+        return simulator.simulate(self._plan(self._schedule(point)), machine, point.regime)
 
     def losses(self, point: Point) -> Mapping[str, float | None]:
         """Return DIL and CIL; None if there is no GEMM."""

@@ -37,6 +37,7 @@ from scenarios import ways  # noqa: E402
 
 from ficco.dtypes import DTYPES  # noqa: E402
 from ficco.errors import ScheduleError  # noqa: E402
+from ficco.lowered import Lowered  # noqa: E402
 from ficco.lowering import lower_rank  # noqa: E402
 from ficco.operators import OPERATORS  # noqa: E402
 from ficco.passes.served import check_served  # noqa: E402
@@ -144,8 +145,7 @@ def plan_all(problem: Problem) -> int:
             point = Schedule.from_json({**schedule.to_json(), **way})
             try:
                 point = point.resolve(problem.world, CUDA)
-                check_served(problem, point, "cuda")
-                lower_rank(problem, point, 0)
+                check_served(Lowered(problem, point), "cuda")
             except ScheduleError:
                 assert refused(problem, name), f"{name} for {problem}"
                 continue

@@ -162,14 +162,14 @@ class TestRun:
     def test_a_wrong_result_is_exit_1(self, capsys: Any, monkeypatch: Any) -> None:
         import ficco.node
 
-        right = ficco.node.Node.run
+        right = ficco.node.run_lowered
 
-        def wrong(self: Any, *args: Any, **options: Any) -> Any:
-            ys = right(self, *args, **options)
+        def wrong(*args: Any) -> Any:
+            ys = right(*args)
             ys[1][0][3, 2] += 1
             return ys
 
-        monkeypatch.setattr(ficco.node.Node, "run", wrong)
+        monkeypatch.setattr(ficco.node, "run_lowered", wrong)
         code, out, _ = call(capsys, "run", *SMALL, "--json")
         assert code == 1
         assert not any(row["ok"] for row in json.loads(out)["results"])

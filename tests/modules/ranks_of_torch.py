@@ -10,17 +10,45 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from forking import run_forked
 
 DEADLINE_S = 240
 
 
-def run(worker: str, world: int, folder: Path, *before: str, checks: tuple[str, ...] = ()) -> None:
-    """Run `python WORKER [before...] STORE RANK WORLD [checks...]` on every rank of a world.
+class Output(NamedTuple):
+    """What ranks wrote, and the process that forked them.
 
-    Each rank must end well and say that all was right.
+    Attributes:
+        code: the exit code of that process; not 0 if it was killed after DEADLINE_S.
+        said: what it wrote: each rank's exit code.
+        ranks: what each rank wrote.
+    """
+
+    code: int
+    said: str
+    ranks: list[str]
+
+    def ended_well(self, rank: int) -> bool:
+        """Return whether a rank wrote "right" and returned 0."""
+        return f"rank {rank}: 0\n" in self.said and "right" in self.ranks[rank]
+
+
+def run(worker: str, world: int, folder: Path, *before: str, checks: Sequence[str] = ()) -> None:
+    """Run a worker as `output_of`. Each rank must end well and say that all was right."""
+    output = output_of(worker, world, folder, *before, checks=checks)
+    assert output.code == 0, output.said
+    for rank, words in enumerate(output.ranks):
+        assert output.ended_well(rank), f"rank {rank}: {words}{output.said}"
+
+
+def output_of(
+    worker: str, world: int, folder: Path, *before: str, checks: Sequence[str] = ()
+) -> Output:
+    """Run `python WORKER [before...] STORE RANK WORLD [checks...]` on every rank of a world.
 
     Args:
         worker: a file beside this one, or an absolute path.
@@ -34,11 +62,8 @@ def run(worker: str, world: int, folder: Path, *before: str, checks: tuple[str, 
         *before, "STORE", "RANK", world, *checks,
         folder=folder, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=DEADLINE_S,
     )  # fmt: skip
-    assert code == 0, said
-    for rank in range(world):
-        file = folder / f"rank{rank}.txt"
-        words = file.read_text() if file.exists() else ""
-        assert f"rank {rank}: 0\n" in said and "right" in words, f"rank {rank}: {words}{said}"
+    files = [folder / f"rank{rank}.txt" for rank in range(world)]
+    return Output(code, said, [file.read_text() if file.exists() else "" for file in files])
 
 
 def _fork(folder: Path, world: int, worker: str, arguments: list[str]) -> None:

@@ -6,47 +6,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_run import OneRun
 from ranks_of_torch import run
 
-
-def test_models_compute_what_they_did(tmp_path: Path, torch: Any) -> None:
-    """Many checks in one set of processes: to start them takes longer than most."""
-    results = ("forms", "guesses", "sharing", "apart", "checkpoints", "training")
-    limits = (
-        "options",
-        "identity",
-        "by_plan",
-        "by_name",
-        "copies",
-        "deep",
-        "megatron",
-        "refusals",
-        "schedules",
-        "not_shards",
-        "half_way",
-        "keeps_gather",
-        "parametrized",
-        "brought",
-        "traced",
-        "uneven",
-    )
-    checks = (*results, *limits, "disabled", "serving", "alone")
-    run("overlap_worker.py", 2, tmp_path, checks=checks)
+RUNS = (
+    OneRun(
+        "two ranks", "overlap_worker.py", 2,
+        "forms", "guesses", "sharing", "apart", "checkpoints", "training", "options", "identity",
+        "by_plan", "by_name", "copies", "deep", "megatron", "refusals", "schedules", "not_shards",
+        "half_way", "keeps_gather", "parametrized", "brought", "traced", "uneven", "disabled",
+        "serving", "alone",
+    ),
+    OneRun(
+        "compiled", "overlap_worker.py", 2,
+        *[f"compiled_{kind}" for kind in ("models", "blocks", "shares", "by_plan", "modes")],
+    ),
+    OneRun(
+        "four ranks", "overlap_worker.py", 4,
+        "forms", "by_plan", "uneven", "sharded", "sharded_by_plan", "not_shards",
+    ),
+    OneRun(
+        "measures", "overlap_worker.py", 2,
+        "measured", "measured_rank", "measured_forms", "measured_not",
+    ),
+)  # fmt: skip
 
 
-def test_compiled_models(tmp_path: Path, torch: Any) -> None:
-    kinds = ("models", "blocks", "shares", "by_plan", "modes")
-    run("overlap_worker.py", 2, tmp_path, checks=tuple(f"compiled_{kind}" for kind in kinds))
-
-
-def test_four_ranks_and_two_by_two(tmp_path: Path, torch: Any) -> None:
-    checks = ("forms", "by_plan", "uneven", "sharded", "sharded_by_plan", "not_shards")
-    run("overlap_worker.py", 4, tmp_path, checks=checks)
-
-
-def test_explain_measures(tmp_path: Path, torch: Any) -> None:
-    checks = ("measured", "measured_rank", "measured_forms", "measured_not")
-    run("overlap_worker.py", 2, tmp_path, checks=checks)
+@pytest.mark.parametrize(("run", "check"), [test for run in RUNS for test in run.tests])
+def test_what_ranks_check(
+    run: OneRun, check: str, torch: Any, request: pytest.FixtureRequest
+) -> None:
+    """The checks of a run share one set of ranks; "end" is whether these ended well."""
+    run.judge(check, request)
 
 
 def test_a_first_call_measures_the_machine(tmp_path: Path, torch: Any) -> None:

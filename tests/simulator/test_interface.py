@@ -12,6 +12,7 @@ from small_plans import SCHEDULE, copy, data, gemm, machine, plan, signals, span
 
 from ficco.curves import Curve, GemmTimes
 from ficco.errors import EngineError, InputError, MachineError, PlanError, ScheduleError
+from ficco.lowered import Lowered
 from ficco.lowering import lower
 from ficco.machine import Costs, Link, Machine
 from ficco.operators import OPERATORS
@@ -64,7 +65,7 @@ class TestRefusals:
         for each in Schedule.names(op):
             schedule = Schedule.named(each).resolve(4, on)
             try:
-                check_served(problem, schedule, on.engine, on)
+                check_served(Lowered(problem, schedule), on.engine, on)
             except ScheduleError:
                 with pytest.raises(ScheduleError):
                     predict(problem, schedule, on)

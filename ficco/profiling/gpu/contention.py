@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ficco.measuring.clock import captured
 from ficco.profiling.figures import slower
 from ficco.profiling.gpu import driver
 from ficco.profiling.gpu.operands import Pool
-from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.gpu.ranks import Ranks
 from ficco.profiling.gpu.recv_buffer import MIB, RecvBuffer
 from ficco.profiling.grids import Shape
 from ficco.runtime import distributed

@@ -9,9 +9,10 @@ import torch
 
 from ficco.compute import GatedOperands
 from ficco.compute.torch_kernels import TorchKernels
+from ficco.measuring.clock import captured
 from ficco.profiling.figures import slower
 from ficco.profiling.gpu.operands import Pool
-from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.gpu.ranks import Ranks
 from ficco.profiling.grids import Shape
 from ficco.tables import GatedPart
 

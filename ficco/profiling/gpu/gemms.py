@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ficco.compute.torch_dtypes import TORCH_DTYPE
+from ficco.measuring.clock import captured, device_ms
 from ficco.profiling.gpu.operands import Pool, room
-from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.gpu.ranks import Ranks
 from ficco.profiling.grids import Shape, gemm_shapes, wide_shapes
 
 __all__ = ["measure"]
@@ -63,15 +63,9 @@ def _gemm_us(ranks: Ranks, shape: Shape, dtype: torch.dtype, inputs: Pool, outpu
         a, w = inputs.take(m, k, dtype), inputs.take(n, k, dtype)
         torch.mm(a, w.t(), out=outputs.take(m, n, dtype))
 
-    event: Any = torch.cuda.Event
-    begin, end = event(enable_timing=True), event(enable_timing=True)
     multiply()
     torch.cuda.synchronize()
-    begin.record()
-    multiply()
-    end.record()
-    end.synchronize()
-    once = max(1.0, 1e3 * begin.elapsed_time(end))
+    once = max(1.0, 1e3 * device_ms(multiply))
     calls = int(min(_MOST_CALLS, max(_LEAST_CALLS, _RUN_US / once)))
 
     def run() -> None:

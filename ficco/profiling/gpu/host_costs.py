@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -15,6 +14,7 @@ import ficco
 from ficco import registry
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
+from ficco.measuring.host_clock import host_us
 from ficco.problem import Problem
 from ficco.profiling.entry_costs import Tally, submission_costs, tally
 from ficco.profiling.gpu.driver import kind_of_signals
@@ -111,9 +111,6 @@ def _host_us(ranks: Ranks, call: Callable[[], object]) -> float:
         ranks.meet()
         for _ in range(_WARM):
             call()
-        begin = time.perf_counter()
-        for _ in range(_QUEUED):
-            call()
-        times.append(1e6 * (time.perf_counter() - begin) / _QUEUED)
+        times.append(host_us(call, _QUEUED))
     ranks.meet()
     return statistics.median(times)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 import ficco
-from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.measuring.clock import captured
+from ficco.profiling.gpu.ranks import Ranks
 
 __all__ = ["measure"]
 

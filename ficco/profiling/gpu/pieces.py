@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
+from ficco.measuring.clock import captured
 from ficco.profiling.gpu.operands import Pool
-from ficco.profiling.gpu.ranks import Ranks, captured
+from ficco.profiling.gpu.ranks import Ranks
 from ficco.profiling.grids import Shape
 
 __all__ = ["measure"]

@@ -20,25 +20,17 @@ import torch.distributed as dist
 
 from ficco import settings
 from ficco.errors import EngineError
+from ficco.measuring.clock import beat, captured, device_ms, new_events
+from ficco.measuring.ranks import WAIT_S, join
 from ficco.profiling.figures import steady
 from ficco.runtime.gpus_of_group import why_not
 
-__all__ = ["Ranks", "captured", "new_stream"]
+__all__ = ["Ranks", "new_stream"]
 
-WAIT_S = 60.0  # longest wait of ranks for one another
-STUCK_S = 90.0  # a longer part ends its process, and with it the measurement
 HEAT_MS, TURNS = 1.0, 5
 _SIDE = 4096  # side of the matrices that keep a GPU busy
 
 Enqueue = Callable[[], None]
-
-
-def captured(enqueue: Enqueue) -> Any:
-    """Return a CUDA graph of the work that `enqueue` enqueues; it must have run once before."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        enqueue()
-    return graph
 
 
 def new_stream() -> Any:
@@ -59,16 +51,11 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        faulthandler.dump_traceback_later(STUCK_S, exit=True)
+        beat()
         self.rank, self.world = settings.whole("RANK"), settings.whole("WORLD_SIZE")
         self.device = torch.device("cuda", self.rank)
-        torch.cuda.set_device(self.device)
-        limit = timedelta(seconds=WAIT_S)
-        dist.init_process_group(
-            "nccl", init_method=f"file://{os.environ['FICCO_STORE']}", rank=self.rank,
-            world_size=self.world, timeout=limit, device_id=self.device,
-        )  # fmt: skip
-        self._host: Any = dist.new_group(backend="gloo", timeout=limit)
+        join(os.environ["FICCO_STORE"], self.rank, self.world)
+        self._host: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_S))
         reason = why_not(dist.group.WORLD)
         if reason is not None:
             raise EngineError(f"these GPUs cannot run ficco: {reason}")
@@ -86,20 +73,15 @@ class Ranks:
         return torch.randn((side, side), dtype=torch.bfloat16, device=self.device)
 
     def _heats_for(self, ms: float) -> int:
-        begin, end = _events()
         for _ in range(2):
             self.heat()
-        begin.record()
-        self.heat()
-        end.record()
-        end.synchronize()
-        return max(1, round(ms / float(begin.elapsed_time(end))))
+        return max(1, round(ms / device_ms(self.heat)))
 
     # ---- synchronization
 
     def beat(self) -> None:
-        """Restart this process's watchdog, which ends it after STUCK_S without another beat."""
-        faulthandler.dump_traceback_later(STUCK_S, exit=True)
+        """See `clock.beat`."""
+        beat()
 
     def meet(self) -> None:
         """Wait for this GPU, then for all ranks."""
@@ -159,12 +141,12 @@ class Ranks:
         return statistics.median(self._replays(graph, together)) / calls
 
     def _replays(self, graph: Any, together: bool) -> list[float]:
-        spans = []
+        spans = []  # `device_ms` would wait in each turn, and the GPU would rest
         for _ in range(TURNS):
             self.heat()
             if together:
                 self.align()
-            begin, end = _events()
+            begin, end = new_events()
             begin.record()
             if graph is not None:
                 graph.replay()
@@ -192,7 +174,7 @@ class Ranks:
             with torch.cuda.stream(streams[0]):
                 for _ in range(copies):
                     first.replay()
-            begin, end = _events()
+            begin, end = new_events()
             with torch.cuda.stream(streams[1]):
                 begin.record()
                 second.replay()
@@ -215,8 +197,3 @@ def _us(spans: Sequence[tuple[Any, Any]]) -> list[float]:
     """Wait for the GPU; return the time between the two events of each span, in us."""
     torch.cuda.synchronize()
     return [1e3 * float(begin.elapsed_time(end)) for begin, end in spans]
-
-
-def _events() -> tuple[Any, Any]:
-    event: Any = torch.cuda.Event
-    return event(enable_timing=True), event(enable_timing=True)

@@ -14,6 +14,7 @@ from ficco import oracle, settings
 from ficco.compute import named
 from ficco.errors import EngineError
 from ficco.machine import Machine
+from ficco.measuring.host_clock import host_us
 from ficco.plan import Plan
 from ficco.problem import Problem
 from ficco.profiling.host.extent import Extent
@@ -116,13 +117,7 @@ class ProcessRig(Rig):
 
         def measure() -> list[float]:
             run = (self._caller or _execute)(self._runtime, problem, resolved)
-            turns = []
-            for _ in range(self.extent.probes):
-                begin = time.perf_counter()
-                for _ in range(_CALLS):
-                    run()
-                turns.append(1e6 * (time.perf_counter() - begin) / _CALLS)
-            return turns
+            return [host_us(run, _CALLS) for _ in range(self.extent.probes)]
 
         resolved = schedule.resolve(self.world, self._runtime.machine)
         return min(slowest(self._gathered(measure)))

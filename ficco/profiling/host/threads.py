@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import ficco
 from ficco import oracle
 from ficco.compute import named
 from ficco.machine import Machine
+from ficco.measuring.host_clock import host_us
 from ficco.plan import Plan
 from ficco.problem import Problem
 from ficco.profiling.host.extent import Extent
@@ -59,11 +61,6 @@ class ThreadRig(Rig):
     def probe_us(self, problem: Problem, schedule: Schedule) -> float:
         """See `Rig`."""
         inputs = oracle.inputs(problem, 0)
-        turns = []
         with ficco.Node(self.world, machine="host") as node:
-            for _ in range(self.extent.probes):
-                begin = time.perf_counter()
-                for _ in range(_CALLS):
-                    node.run(problem, inputs, schedule=schedule)
-                turns.append(1e6 * (time.perf_counter() - begin) / _CALLS)
-        return min(turns)
+            run = partial(node.run, problem, inputs, schedule=schedule)
+            return min(host_us(run, _CALLS) for _ in range(self.extent.probes))
