@@ -30,7 +30,9 @@ _INDEX_DTYPES = ("int32", "int64")
 _LEAST_COLS, _MOST_COLS = 16, 256
 _INT32_MAX = (1 << 31) - 1
 _INDEX_COST = 64  # cost of a lookup's index and address in a panel, in bytes of the row
-_LOADS, _WARPS = 6, 2  # rows that a thread has in flight, of 16 bytes each; warps of a program
+# Rows that a thread loads at a time, of 16 bytes each, and warps of a program. Chosen on an H100
+# (bench/NOTES.md).
+_LOADS, _WARPS = 2, 2
 _LANES = 32  # threads of a warp
 _MOST_BAGS = 16  # Triton 3.6 fails to compile more, if programs have several warps
 
