@@ -155,8 +155,9 @@ class CachedCall:
 
     def _run_plain(self, library: library_programs.Call, tensors: Sequence[Tensor]) -> list[Tensor]:
         self._runtime.check_alive()
-        matrices = tensors if self._flat else list(self._matrices(tensors).values())
-        return shaped(library(matrices), self._shapes)
+        if self._flat:
+            return library(tensors)
+        return shaped(library(list(self._matrices(tensors).values())), self._shapes)
 
     def _arrays(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
         arrays = self._matrices(tensors)

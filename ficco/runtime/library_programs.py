@@ -23,6 +23,7 @@ from ficco.lowering import lower_rank
 from ficco.passes import compile_plan
 from ficco.plan import Buffer, Region
 from ficco.private import torch_collectives
+from ficco.private.torch_core import unsafe_view
 from ficco.problem import Problem
 from ficco.program import Bag, Copy, Entry, Exchange, Gemm, Launch, Program, Reduce
 from ficco.runtime import distributed
@@ -99,11 +100,13 @@ class _Binding:
         results = [self.places[b.name] for b in outputs]
         blank = [None] * (len(self.places) - len(self.names))
 
+        only = results[0] if len(results) == 1 else -1
+
         def call(tensors: Sequence[Tensor]) -> list[Tensor]:
             every: Tensors = [*tensors, *blank]
             for step in steps:
                 step(every)
-            return [every[place] for place in results]
+            return [every[only]] if only >= 0 else [every[place] for place in results]
 
         def wide_call(tensors: Sequence[Tensor]) -> list[Tensor]:
             dtype = tensors[0].dtype
@@ -185,7 +188,14 @@ class _Binding:
             b = _transposed(b)
         self.made.add(gemm.c.buffer)
         mm, addmm = torch.mm, torch.addmm
-        if gemm.accumulate and not gemm.add:
+        plain = not (gemm.transpose_a or gemm.transpose_b or gemm.accumulate or gemm.add)
+        if plain and self._whole(gemm.a) and self._whole(gemm.b):
+            x, w = self._place(gemm.a), self._place(gemm.b)
+
+            def step(every: Tensors) -> None:
+                every[c] = mm(every[x], every[w])
+
+        elif gemm.accumulate and not gemm.add:
 
             def step(every: Tensors) -> None:
                 every[c].addmm_(a(every), b(every))
@@ -318,7 +328,7 @@ class _Binding:
             own = padded[0].new_empty((most, shape[1]))
             scatter(own, torch.cat(padded))
             if target < len(every):
-                every[target] = own[: shape[0]]
+                every[target] = unsafe_view(own[: shape[0]], shape)  # no view for autograd
 
         return uneven_step
 
