@@ -168,6 +168,12 @@ class _Compiler:
 
     def _made(self, step: Step, after: tuple[str, ...]) -> Sequence[Entry]:
         kind = step.kind
+        if self.target.collectives and kind in ("copy", "raise", "wait", "clear"):
+            raise EngineError(
+                f"rank {self.plan.rank}, step {step.id!r}: target {self.target.name!r} has no "
+                f"{kind} steps; use target 'cuda' or 'host', or a schedule with "
+                "transport='collective'"
+            )
         if kind == "wait":
             return [Wait(step.id, step.lane, after, step.signals, self.wait)]
         if kind in ("raise", "clear"):

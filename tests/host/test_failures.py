@@ -199,7 +199,7 @@ def test_steps_that_the_host_engine_has_not_are_named(runtime) -> None:
     entry = good.ranks[0]
     extra = Step("all", "c", "collective", "sm", collective="all_gather")
     ranks = (entry._replace(steps=(*entry.steps, extra)), *good.ranks[1:])
-    with pytest.raises(ficco.EngineError, match="has no collectives; use target .library."):
+    with pytest.raises(ficco.EngineError, match="has no collectives; use target 'library'"):
         runtime.execute_plan(good._replace(ranks=ranks), arrays(good))
 
 

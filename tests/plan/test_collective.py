@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cases import collective_plans
+from cases import collective_plans, plan_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from interpreter import Wrong, interpret
@@ -142,6 +142,13 @@ def test_engines_run_no_collectives(target: object) -> None:
     plan = lower(Problem.chunked("matmul_all_reduce", 2, 4, 3, 4), SERIAL)
     with pytest.raises(EngineError, match="has no collectives; use target 'library'"):
         compile_plan(plan.ranks[0], target)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
+def test_a_library_has_no_copies_and_signals(op: str) -> None:
+    plan = plan_of("hetero_unfused_1d", 2, 8, 6, 4, op=op)
+    with pytest.raises(EngineError, match=r"target 'library' has no (copy|raise|wait) steps"):
+        compile_plan(plan.ranks[0], LIBRARY)
 
 
 @pytest.mark.parametrize("axis, value", [("compute", "per_chunk"), ("sums", "within")])
