@@ -51,11 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return 2.5 times the number of processors, as many tests wait; 0 where there are GPUs.
+    """Return twice the number of processors, as many tests wait; 0 where there are GPUs.
 
     These serve one test at a time.
     """
-    return 0 if Path("/dev/nvidiactl").exists() else 5 * len(os.sched_getaffinity(0)) // 2
+    return 0 if Path("/dev/nvidiactl").exists() else 2 * len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -45,7 +45,7 @@ def call_of(work: Work, buffers: dict[str, Buffer]) -> Call:
 def whole_product(
     work: Work, place: Callable[[Region], int]
 ) -> Callable[[DeviceCompute, Sequence[Any]], None]:
-    """Return a function that enqueues one product of whole matrices, from a call's matrices.
+    """Return a function that enqueues a product of a call's whole matrices, or zeros.
 
     A repeated call takes less host time by it than by the function that `call_of` returns.
 
@@ -54,16 +54,20 @@ def whole_product(
         place: returns the place of a region's buffer among the matrices.
 
     Raises:
-        EngineError: the work is not one product, or a matrix is transposed.
+        EngineError: the work is neither.
     """
-    if not isinstance(work, Gemm) or work.number != 1 or work.transpose_a or work.transpose_b:
+    if isinstance(work, Reduce) and not work.reads:  # this rank has nothing to multiply
+        zeros = place(work.target)
+        return lambda compute, matrices: compute.reduce([], matrices[zeros])
+    if not isinstance(work, Gemm) or work.number != 1 or work.transpose_a:
         raise EngineError(f"{work} is not one product of whole matrices")
     a, b, c, accumulate = place(work.a), place(work.b), place(work.c), work.accumulate
-    terms = [place(region) for region in work.add]
+    terms, turned = [place(region) for region in work.add], work.transpose_b
 
     def call(compute: DeviceCompute, matrices: Sequence[Any]) -> None:
         add = [matrices[term] for term in terms]
-        compute.gemm(matrices[a], matrices[b], matrices[c], accumulate, add)
+        right = matrices[b].T if turned else matrices[b]
+        compute.gemm(matrices[a], right, matrices[c], accumulate, add)
 
     return call
 

@@ -104,8 +104,9 @@ class CachedCall:
         )
         outputs = problem.outputs
         flat = all(len(shape) == 2 for shape in shapes)
-        rows = all(output.axis == "rows" and not output.bias for output in outputs)
-        self._flat = flat and rows  # then the tensors are the matrices
+        along_rows = all(output.axis == "rows" and not output.bias for output in outputs)
+        # Without a bias, which becomes a row, and with results of 2-D: tensors are the matrices.
+        self._flat = flat and along_rows
         self._device: int = runtime.device.index
         # The prepared call, valid while its plan is bound, and how often the call may still try to
         # prepare itself. A prepared call that runs resets the count.

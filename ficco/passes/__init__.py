@@ -168,10 +168,11 @@ class _Compiler:
 
     def _made(self, step: Step, after: tuple[str, ...]) -> Sequence[Entry]:
         kind = step.kind
-        if self.target.collectives and kind in ("copy", "raise", "wait", "clear"):
+        gated = "gated " if step.parts else ""
+        if self.target.collectives and (gated or kind in ("copy", "raise", "wait", "clear")):
             raise EngineError(
                 f"rank {self.plan.rank}, step {step.id!r}: target {self.target.name!r} has no "
-                f"{kind} steps; use target 'cuda' or 'host', or a schedule with "
+                f"{gated}{kind} steps; use target 'cuda' or 'host', or a schedule with "
                 "transport='collective'"
             )
         if kind == "wait":

@@ -25,7 +25,7 @@ reduce_scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")  # (pi
 
 
 def gathered(own: torch.Tensor, rows: Sequence[int], group: Any) -> torch.Tensor:
-    """Return the rows of all ranks; `rows` is the number per rank."""
+    """Return the rows of all ranks; `rows` is the number per rank. Uneven rows are padded."""
     if not own.is_cuda or len(set(rows)) > 1:
         return torch.cat(_gather(own, rows, group))
     whole = own.new_empty((sum(rows), own.shape[1]))

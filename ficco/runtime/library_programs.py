@@ -1,7 +1,8 @@
 """Programs of whole GEMMs and collectives, run by PyTorch and torch.distributed.
 
-FICCO_DISABLE=1, `serial` on GPUs, and GPUs without peer access use them. Sums are in the input's
-dtype on GPUs, as in NCCL, and in float32 elsewhere.
+FICCO_DISABLE=1, `serial` on GPUs, and GPUs without peer access use them. Sums over ranks
+are in the input's dtype on GPUs, as in NCCL, and in float32 elsewhere. A bias is added by the GEMM
+after a gather, and to this rank's own rows before an all-reduce.
 
 A program becomes a list of functions once (`bind`). Each function reads and sets tensors in the
 list of a call: one place per buffer. Nothing is looked up by name in a call, since a call of few
@@ -16,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - as PyTorch names it
 
 from ficco.errors import EngineError
 from ficco.lowering import lower_rank
@@ -36,7 +36,6 @@ Tensor = torch.Tensor
 Tensors = list[Any]  # of a call, by place; None where nothing was stored yet
 Step = Callable[[Tensors], None]
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
-_SUMS = ("all_reduce", "reduce_scatter")
 
 
 @functools.lru_cache(maxsize=256)
@@ -51,8 +50,8 @@ def run(problem: Problem, tensors: Mapping[str, Tensor], group: Any, rank: int) 
 
     Args:
         problem: the problem.
-        tensors: this rank's matrices by buffer name. "like", if given, has no buffer, and the dtype
-            and the device of the results.
+        tensors: this rank's matrices by buffer name. "like" names no buffer: results take its dtype
+            and its device.
         group: the ProcessGroup.
         rank: this rank in it.
     """
@@ -88,9 +87,8 @@ class _Binding:
         others = [name for name in self.buffers if name not in names]
         self.places = {name: place for place, name in enumerate([*names, *others])}
         self.made: set[str] = set(names)  # buffers that have a tensor when an entry runs
-        exchanges = [entry for entry in self.program.entries if isinstance(entry, Exchange)]
         # Elsewhere than on GPUs partial sums stay float32, and the result is rounded once.
-        self.wide = not on_gpu and any(entry.collective in _SUMS for entry in exchanges)
+        self.wide = not on_gpu and problem.flow.sums
 
     def call(self) -> Call:
         """Return the call."""
@@ -98,12 +96,11 @@ class _Binding:
         outputs = [b for b in self.program.buffers if b.role == "output"]
         steps += [self._empty(b) for b in outputs if b.name not in self.made]
         results = [self.places[b.name] for b in outputs]
-        blank = [None] * (len(self.places) - len(self.names))
-
+        unset = [None] * (len(self.places) - len(self.names))
         only = results[0] if len(results) == 1 else -1
 
         def call(tensors: Sequence[Tensor]) -> list[Tensor]:
-            every: Tensors = [*tensors, *blank]
+            every: Tensors = [*tensors, *unset]
             for step in steps:
                 step(every)
             return [every[only]] if only >= 0 else [every[place] for place in results]
@@ -269,6 +266,8 @@ class _Binding:
 
     def _all_gather(self, entry: Exchange) -> Step:
         target, rows, group = self._place(entry.writes[0]), self.problem.rows, self.group
+        if any(region.buffer != "x" or not self._whole(region) for region in entry.reads):
+            raise EngineError(f"entry {entry.id!r}: PyTorch gathers the whole of x alone")
         source = self.places["x"]
         if not self.on_gpu or len(set(rows)) > 1:
 
@@ -324,9 +323,13 @@ class _Binding:
 
         def uneven_step(every: Tensors) -> None:  # with zeros, so that all ranks get equally many
             pieces = torch.split(every[source], rows)
-            padded = [F.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces]
-            own = padded[0].new_empty((most, shape[1]))
-            scatter(own, torch.cat(padded))
+            padded = pieces[0].new_zeros((len(rows), most, shape[1]))
+            for slot, piece in zip(padded, pieces, strict=True):
+                slot[: len(piece)].copy_(piece)
+            del pieces
+            every[source] = None  # the pieces are copied
+            own = padded.new_empty((most, shape[1]))
+            scatter(own, padded.view(-1, shape[1]))
             if target < len(every):
                 every[target] = unsafe_view(own[: shape[0]], shape)  # no view for autograd
 
@@ -340,7 +343,7 @@ class _Binding:
             target, buffer = self.places[writes[0].buffer], self.buffers[writes[0].buffer]
             shape = buffer.rows, buffer.cols
             sizes_in, sizes_out = [r.rows for r in writes], [r.rows for r in reads]
-            if len({*sizes_in, *sizes_out}) == 1:
+            if self._is_even():
                 sizes_in, sizes_out = [], []
 
             def step(every: Tensors) -> None:
@@ -361,6 +364,13 @@ class _Binding:
                 store(every, piece)
 
         return step_by_pieces
+
+    def _is_even(self) -> bool:
+        """Return whether all ranks send equally many rows to all: a fact that ranks share."""
+        blocks = self.problem.operator.blocks
+        ranks = range(self.problem.world)
+        sent = {b.rows for rank in ranks for b in blocks(self.problem, rank).outgoing}
+        return len(sent) == 1
 
     def _joined(self, regions: Sequence[Region]) -> Callable[[Tensors], Tensor]:
         """Return a function that returns the rows of these regions, one below the other."""

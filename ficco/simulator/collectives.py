@@ -91,6 +91,8 @@ def _bytes_out(problem: Problem, rank: int, exchange: Exchange) -> float:
     reads, world = exchange.reads, problem.world
     if exchange.collective == "all_gather":
         return _bytes(problem, reads) * (world - 1)
+    if exchange.collective == "reduce_scatter":  # uneven blocks are padded
+        return (world - 1) * max(_bytes(problem, [region]) for region in reads)
     if exchange.collective == "all_reduce":
         return 2 * _bytes(problem, reads) * (world - 1) / world
     return _bytes(problem, [region for peer, region in enumerate(reads) if peer != rank])

@@ -48,6 +48,19 @@ def plain_made_ready(here: Rank, world: int) -> None:
         auto.choice, calling.library_programs.run = taken, run
 
 
+def nothing_to_multiply(here: Rank, world: int) -> None:
+    """A rank with k_r = 0 repeats calls whose products are made before one launch."""
+    depths = [0 if r == 0 else 6 for r in range(world)]
+    xs = [draw(r, 8, depth) for r, depth in enumerate(depths)]
+    ws = [draw(50 + r, depth, 8) for r, depth in enumerate(depths)]
+    whole = torch.stack([x.double() @ w.double() for x, w in zip(xs, ws, strict=True)]).sum(0)
+    ficco.prepare(machine="cuda", timeout_s=3.0)
+    for schedule in ("one_shot_pull", "two_shot_pull"):
+        for turn in range(4):
+            y = ficco.matmul_all_reduce(xs[here.rank], ws[here.rank], schedule=schedule)
+            close(y, whole, f"{schedule}, turn {turn}")
+
+
 def made_ready(here: Rank, world: int) -> None:
     """What a capture would take is made ready beside serial calls; where there is no room, once."""
     import torch.distributed._symmetric_memory as symmetric

@@ -97,6 +97,7 @@ def test_captures_and_failures(double_folder: Path, tmp_path: Path) -> None:
         "captures",
         "made_ready",
         "plain_made_ready",
+        "nothing_to_multiply",
         "diverging",
         "failures",
         "one_sided",

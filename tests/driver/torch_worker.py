@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
 import gradient_worker  # noqa: E402
 import values_worker  # noqa: E402
-from loaded_for_captures import made_ready, plain_made_ready  # noqa: E402
+from loaded_for_captures import made_ready, nothing_to_multiply, plain_made_ready  # noqa: E402
 from random_calls import random_calls  # noqa: E402
 from torch_failures import diverging, failures, one_sided, reduced, slow_to_load  # noqa: E402
 from torch_layouts import lying_otherwise  # noqa: E402
@@ -416,8 +416,8 @@ def without_signals(here: Rank, world: int) -> None:
 
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, plain_made_ready,
-    diverging, failures, one_sided, slow_to_load, at_random, left_open, without_signals,
-    lying_otherwise,
+    nothing_to_multiply, diverging, failures, one_sided, slow_to_load, at_random, left_open,
+    without_signals, lying_otherwise,
 )  # fmt: skip
 
 

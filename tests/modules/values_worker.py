@@ -282,6 +282,17 @@ def reduced(rank: int, world: int) -> None:
         close(found, mine, f"{op} of uneven rows")
 
 
+def pairs_in_16_bits(rank: int, world: int) -> None:
+    """Plain calls on the CPU add up pairs in float32, also without other ranks."""
+    problem = Problem(
+        "matmul_all_reduce", 1, (2,), 2, (Output((1,)),), "float16", depths=(2,), pairs=((1, 1),),
+    )  # fmt: skip
+    x, w = torch.full((2, 1), 300.0).half(), torch.full((1, 1), 300.0).half()
+    given = {"x": x, "w": w, "x1": x, "w1": torch.full((1, 1), -299.0).half()}
+    (found,) = library_programs.run(problem, given, dist.group.WORLD, 0)
+    assert torch.equal(found, torch.full((2, 1), 300.0).half()), found
+
+
 def groups(rank: int, world: int) -> None:
     """Sub-groups at once, each with work of its own, and a DeviceMesh."""
     if world != 4:
@@ -374,8 +385,8 @@ def main(store: str, rank: int, world: int) -> None:
     )  # fmt: skip
     automatic(rank, world, Path(store).parent)
     checks = (
-        gathering, reducing, exchanging, pooling, arguments, disabled, nothing, reduced, groups,
-        forgotten, kinds,
+        gathering, reducing, exchanging, pooling, arguments, disabled, nothing, reduced,
+        pairs_in_16_bits, groups, forgotten, kinds,
     )  # fmt: skip
     for check in checks:
         check(rank, world)
