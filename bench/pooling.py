@@ -255,7 +255,7 @@ def measure(bench: Bench, case: Case) -> dict[str, Any]:
             if reason:
                 failed[name] = f"wrong: {reason}"
             graphs[name] = graph_of(calls)
-        except Exception as error:
+        except (EngineError, RuntimeError) as error:  # of PyTorch: no memory, no such kernel
             failed[name] = f"{type(error).__name__}: {error}"[:300]
     del want
     size = statistics.mean(

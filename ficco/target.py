@@ -34,8 +34,9 @@ class Target(NamedTuple):
             stream writes to are raised by 4-byte copies.
         store_from: on the caller's stream, the fewest signals that one kernel stores, instead of
             the stream; 0: there is no such kernel.
-        collectives: whether a library runs collectives.
         copies_2d: whether one copy moves rows that are not adjacent. Otherwise each row is a copy.
+        collectives: whether a library runs the program, with collectives in place of copies between
+            ranks and signals.
     """
 
     name: str

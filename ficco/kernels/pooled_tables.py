@@ -30,9 +30,8 @@ _INDEX_DTYPES = ("int32", "int64")
 _LEAST_COLS, _MOST_COLS = 16, 256
 _INT32_MAX = (1 << 31) - 1
 _INDEX_COST = 64  # cost of a lookup's index and address in a panel, in bytes of the row
-# Rows that a thread loads at a time, of 16 bytes each, and warps of a program. Chosen on an H100
-# (bench/NOTES.md).
-_LOADS, _WARPS = 2, 2
+# Rows of each bag that a step adds, and warps of a program. Chosen on an H100 (bench/NOTES.md).
+_LOOKUPS, _WARPS = 2, 2
 _LANES = 32  # threads of a warp
 _MOST_BAGS = 16  # Triton 3.6 fails to compile more, if programs have several warps
 
@@ -219,8 +218,7 @@ def choose_tile(tables: Sequence[PooledTable], edge: int) -> PoolingTile:
     cols = min(costs, key=costs.__getitem__)
     threads = min(_LANES * _WARPS, _MOST_BAGS * cols // edge)
     bags = max(threads * edge // cols, 1)
-    rows = max(cols // (threads * edge), 1)  # loads of a thread for each lookup
-    return PoolingTile(max(_LOADS // rows, 2), bags, cols, threads // _LANES)
+    return PoolingTile(_LOOKUPS, bags, cols, threads // _LANES)
 
 
 def _panels(of: PooledTable, column: int, cols: int) -> list[list[int]]:

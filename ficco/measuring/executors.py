@@ -27,10 +27,12 @@ from ficco.errors import DevicesRefused, InputError
 from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.measuring.clock import device_ms
+from ficco.passes import compile_plan
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem, offsets
 from ficco.runtime import distributed, library_programs
 from ficco.runtime.process import ProcessRuntime
+from ficco.target import LIBRARY
 from ficco.timeline import Timeline
 
 __all__ = ["GpuExecutor", "RankExecutor", "TorchDraw", "TorchOffers", "torch_offers"]
@@ -261,7 +263,9 @@ class GpuExecutor(_Rank):
         dtype = TORCH_DTYPE[problem.dtype]
         if lowered.is_collective:
             like = torch.empty((0, problem.n), dtype=dtype, device=self._device)
-            ys = library_programs.run(problem, {**own, "like": like}, dist.group.WORLD, self.rank)
+            program = compile_plan(lowered.rank(self.rank), LIBRARY)
+            tensors = {**own, "like": like}
+            ys = library_programs.run(problem, program, tensors, dist.group.WORLD)
         else:
             ys = [
                 torch.empty(shape, dtype=dtype, device=self._device)

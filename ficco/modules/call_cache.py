@@ -96,12 +96,11 @@ class CachedCall:
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
         self._takes, self._shapes = takes, shapes
         self.ready, self.changes = ready, changes
-        names, group = [name for name, _ in takes], runtime.process_group
-        self._library = (
-            library_programs.bind(problem, names, group, runtime.rank, True)
-            if schedule.transport == "collective"
-            else None
-        )
+        self._library: library_programs.Call | None = None
+        if schedule.transport == "collective":
+            program = library_programs.program_of(problem, runtime.rank)
+            names, group = [name for name, _ in takes], runtime.process_group
+            self._library = library_programs.bind(problem, program, names, group, on_gpu=True)
         outputs = problem.outputs
         flat = all(len(shape) == 2 for shape in shapes)
         along_rows = all(output.axis == "rows" and not output.bias for output in outputs)

@@ -208,9 +208,9 @@ class Call:
         return ys
 
     def _run_plain(self, problem: Problem, tensors: dict[str, Tensor]) -> list[Tensor]:
-        return shaped(
-            library_programs.run(problem, tensors, self.group, self.rank), self._shapes(problem)
-        )
+        program = library_programs.program_of(problem, self.rank)
+        ys = library_programs.run(problem, program, tensors, self.group)
+        return shaped(ys, self._shapes(problem))
 
     def _run_on_gpu(
         self, problem: Problem, tensors: dict[str, Tensor], named: Schedule | None

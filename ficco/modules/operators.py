@@ -84,7 +84,7 @@ def _empty(call: Call, local: Local, schedule: Any, grain: int | None) -> list[T
         EngineError: they are not empty on another rank, or the call failed.
     """
     call.key = None  # a repeated call would return the outputs of the problem
-    call.inner = ()  # which are matrices, and not used
+    call.inner = ()  # the outputs of the problem are matrices; they are dropped
     try:
         call.run(local.problem, local.tensors, schedule, grain)
     except TimeoutExceeded:

@@ -53,7 +53,7 @@ def chrome_trace(timeline: Timeline, title: str) -> str:
 
 
 def _us(ns: int) -> float:
-    """Return a time in us, of which Perfetto's conversion to ns, which cuts off, gives `ns`."""
+    """Return `ns` in us. Perfetto multiplies by 1000 and cuts off; that gives `ns` again."""
     us = ns / 1000
     return us if int(us * 1000) >= ns else math.nextafter(us, math.inf)
 

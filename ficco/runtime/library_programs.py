@@ -12,6 +12,7 @@ rows is limited by the host.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,44 +46,48 @@ def program_of(problem: Problem, rank: int) -> Program:
     return compile_plan(lower_rank(problem, serial, rank), LIBRARY)
 
 
-def run(problem: Problem, tensors: Mapping[str, Tensor], group: Any, rank: int) -> list[Tensor]:
+def run(
+    problem: Problem, program: Program, tensors: Mapping[str, Tensor], group: Any
+) -> list[Tensor]:
     """Return this rank's outputs.
 
     Args:
         problem: the problem.
+        program: of this rank, for the target "library".
         tensors: this rank's matrices by buffer name. "like" names no buffer: results take its dtype
             and its device.
         group: the ProcessGroup.
-        rank: this rank in it.
     """
     on_gpu = next(iter(tensors.values())).is_cuda
-    return bind(problem, list(tensors), group, rank, on_gpu)(list(tensors.values()))
+    return bind(problem, program, list(tensors), group, on_gpu)(list(tensors.values()))
 
 
-def bind(problem: Problem, names: Sequence[str], group: Any, rank: int, on_gpu: bool) -> Call:
+def bind(
+    problem: Problem, program: Program, names: Sequence[str], group: Any, on_gpu: bool
+) -> Call:
     """Return a function of this rank's matrices that runs the call and returns the outputs.
 
     Args:
         problem: the problem.
+        program: of this rank, for the target "library".
         names: the buffers of the matrices, in the order in which calls give them; see `run`.
         group: the ProcessGroup.
-        rank: this rank in it.
         on_gpu: whether the matrices are on a GPU.
 
     Raises:
         EngineError: PyTorch has no call for an entry.
     """
-    return _Binding(problem, names, group, rank, on_gpu).call()
+    return _Binding(problem, program, names, group, on_gpu).call()
 
 
 class _Binding:
     """Turns the entries of a program into functions of a call's tensors."""
 
     def __init__(
-        self, problem: Problem, names: Sequence[str], group: Any, rank: int, on_gpu: bool
+        self, problem: Problem, program: Program, names: Sequence[str], group: Any, on_gpu: bool
     ) -> None:
-        self.problem, self.group, self.rank, self.on_gpu = problem, group, rank, on_gpu
-        self.program, self.names = program_of(problem, rank), list(names)
+        self.problem, self.group, self.on_gpu = problem, group, on_gpu
+        self.program, self.rank, self.names = program, program.rank, list(names)
         self.buffers = {buffer.name: buffer for buffer in self.program.buffers}
         others = [name for name in self.buffers if name not in names]
         self.places = {name: place for place, name in enumerate([*names, *others])}
@@ -97,13 +102,12 @@ class _Binding:
         steps += [self._empty(b) for b in outputs if b.name not in self.made]
         results = [self.places[b.name] for b in outputs]
         unset = [None] * (len(self.places) - len(self.names))
-        only = results[0] if len(results) == 1 else -1
 
         def call(tensors: Sequence[Tensor]) -> list[Tensor]:
             every: Tensors = [*tensors, *unset]
             for step in steps:
                 step(every)
-            return [every[only]] if only >= 0 else [every[place] for place in results]
+            return [every[place] for place in results]
 
         def wide_call(tensors: Sequence[Tensor]) -> list[Tensor]:
             dtype = tensors[0].dtype
@@ -149,7 +153,7 @@ class _Binding:
     def _view(self, region: Region) -> Callable[[Tensors], Tensor]:
         place = self.places[region.buffer]
         if self._whole(region):
-            return lambda every: every[place]
+            return operator.itemgetter(place)
         rows, cols = slice(region.row0, region.row1), slice(region.col0, region.col1)
         return lambda every: every[place][rows, cols]
 
@@ -185,14 +189,7 @@ class _Binding:
             b = _transposed(b)
         self.made.add(gemm.c.buffer)
         mm, addmm = torch.mm, torch.addmm
-        plain = not (gemm.transpose_a or gemm.transpose_b or gemm.accumulate or gemm.add)
-        if plain and self._whole(gemm.a) and self._whole(gemm.b):
-            x, w = self._place(gemm.a), self._place(gemm.b)
-
-            def step(every: Tensors) -> None:
-                every[c] = mm(every[x], every[w])
-
-        elif gemm.accumulate and not gemm.add:
+        if gemm.accumulate and not gemm.add:
 
             def step(every: Tensors) -> None:
                 every[c].addmm_(a(every), b(every))

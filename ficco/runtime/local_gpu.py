@@ -169,13 +169,7 @@ class CudaLocalRuntime:
         arrays: Sequence[Arrays],
         plan: Plan | None = None,
     ) -> None:
-        """Enqueue a problem; `arrays` has, per rank, inputs, weights and outputs by buffer name.
-
-        Args:
-            problem: the problem.
-            schedule: resolved.
-            arrays: of all ranks.
-            plan: the result of `lower` for the problem and the schedule; None: it is made.
+        """Enqueue a problem. The arguments are those of `LocalRuntime.execute`.
 
         Raises:
             InputError: the problem is for another number of ranks, or windows would have to grow

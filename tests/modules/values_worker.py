@@ -276,7 +276,10 @@ def reduced(rank: int, world: int) -> None:
     for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         output = Output((4,) * world, bias=True)
         problem = Problem(op, world, tuple(rows), 5 * world, (output,), "float32", depths=depths)
-        call = library_programs.bind(problem, list(given), dist.group.WORLD, rank, on_gpu=True)
+        call = library_programs.bind(
+            problem, library_programs.program_of(problem, rank), list(given), dist.group.WORLD,
+            on_gpu=True,
+        )  # fmt: skip
         (found,) = call(list(given.values()))
         mine = whole[first[rank] : first[rank + 1]] if op == "matmul_reduce_scatter" else whole
         close(found, mine, f"{op} of uneven rows")
@@ -289,7 +292,9 @@ def pairs_in_16_bits(rank: int, world: int) -> None:
     )  # fmt: skip
     x, w = torch.full((2, 1), 300.0).half(), torch.full((1, 1), 300.0).half()
     given = {"x": x, "w": w, "x1": x, "w1": torch.full((1, 1), -299.0).half()}
-    (found,) = library_programs.run(problem, given, dist.group.WORLD, 0)
+    (found,) = library_programs.run(
+        problem, library_programs.program_of(problem, 0), given, dist.group.WORLD
+    )
     assert torch.equal(found, torch.full((2, 1), 300.0).half()), found
 
 

@@ -113,7 +113,7 @@ def test_an_edited_collective_is_rejected_or_right(edit: str) -> None:
         assume(changed)
         entry = plan.ranks[rank]._replace(steps=tuple(steps))
         ranks = (*plan.ranks[:rank], entry, *plan.ranks[rank + 1 :])
-        wrong = replace_ranks(plan, ranks)
+        wrong = plan._replace(ranks=ranks)
         if verify(wrong):
             rejected += 1
         else:
@@ -121,10 +121,6 @@ def test_an_edited_collective_is_rejected_or_right(edit: str) -> None:
 
     run()
     assert rejected > 5
-
-
-def replace_ranks(plan: Plan, ranks: tuple[object, ...]) -> Plan:
-    return plan._replace(ranks=ranks)  # type: ignore[arg-type]
 
 
 def test_sums_of_a_rank_are_counted_once() -> None:
