@@ -60,8 +60,8 @@ class Flow:
         splits: whether `Problem.splits` gives the rows for each pair of ranks.
         own_columns: whether every rank multiplies with its own columns, and several weights may
             share a gather; else all ranks have the same columns of one product.
-        one_kernel: the kernel that runs the whole call by stores, for few rows: "gather",
-            "all_reduce", or "" for none.
+        one_kernel: the kernel that runs the whole call by stores: "gather" or "all_reduce", for few
+            rows; "pool"; or "" for none.
     """
 
     direction: str

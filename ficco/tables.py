@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
-    "COUNTS", "GATES", "THREADS", "VACANT", "Arrived", "GatedPart", "GatherTable", "OneKernelChunk",
-    "OneKernelTable", "OutputNames", "PullTable", "WholeTable", "WindowRelease",
+    "COUNTS", "GATES", "THREADS", "VACANT", "Arrived", "BagsReceived", "BagsSent", "GatedPart",
+    "GatherTable", "OneKernelChunk", "OneKernelTable", "OutputNames", "PoolTable", "PullTable",
+    "WholeTable", "WindowRelease",
 ]  # fmt: skip
 
 # 32 bits of vacant mailbox elements, which no rank sends. As two float16 or bfloat16 they are -0,
@@ -218,4 +219,58 @@ class PullTable(NamedTuple):
     outputs: tuple[OutputNames]
 
 
-WholeTable = OneKernelTable | GatherTable | PullTable  # of a launch that is a whole call
+class BagsSent(NamedTuple):
+    """Bags [bag, bag + rows) of the batch, which are pooled for a peer."""
+
+    peer: int
+    bag: int
+    rows: int
+
+
+class BagsReceived(NamedTuple):
+    """Columns [left, left + width) of the result, which a rank's tables fill."""
+
+    source: int
+    left: int
+    width: int
+
+
+class PoolTable(NamedTuple):
+    """One rank's part of an embedding_all_to_all, as one launch.
+
+    Its buffers are table0, indices0, offsets0, table1, ... and y0.
+
+    Attributes:
+        rank, world: of the plan.
+        dtype: dtype of all tables, and of the result.
+        tables: number of own tables.
+        dim: columns of every table.
+        left: the first column of the own tables in the result.
+        bag, rows: the first bag of the batch that this rank receives, and their number. `bag` is 0
+            if the rank has no tables or receives no bags.
+        sent: bags for peers, in the order in which a chunk of each is sent.
+        received: columns from peers, in the order in which a chunk of each is copied.
+        chunks: chunks of a rank's bags; each has a signal.
+        recv: byte offset of the receive buffer in a window copy. Its columns are those of y0.
+    """
+
+    rank: int
+    world: int
+    dtype: str
+    tables: int
+    dim: int
+    left: int
+    bag: int
+    rows: int
+    sent: tuple[BagsSent, ...]
+    received: tuple[BagsReceived, ...]
+    chunks: int
+    recv: int
+
+    @property
+    def outputs(self) -> tuple[OutputNames, ...]:
+        """Products of the call: none."""
+        return ()
+
+
+WholeTable = OneKernelTable | GatherTable | PullTable | PoolTable  # of a launch of a whole call

@@ -10,6 +10,7 @@ from ficco.lowering.collective import lower_collective
 from ficco.lowering.gathering import lower_gathering
 from ficco.lowering.moving import lower_moving
 from ficco.lowering.one_kernel_gather import lower_one_kernel_gather
+from ficco.lowering.one_kernel_pool import lower_one_kernel_pool
 from ficco.lowering.reduce_scatter import lower_reduce_scatter
 from ficco.plan import Plan, RankPlan, digest_of
 from ficco.problem import Problem
@@ -41,6 +42,8 @@ def lower_rank(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         return lower_collective(problem, schedule, rank)
     if schedule.transport == "sm" and problem.flow.one_kernel == "gather":
         return lower_one_kernel_gather(problem, schedule, rank)
+    if schedule.transport == "sm" and problem.flow.one_kernel == "pool":
+        return lower_one_kernel_pool(problem, schedule, rank)
     return _BY_FINISH[problem.flow.finish](problem, schedule, rank)
 
 

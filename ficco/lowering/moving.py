@@ -9,10 +9,10 @@ from __future__ import annotations
 from ficco.errors import ScheduleError
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import batches, close, move
-from ficco.lowering.producing import PARTIAL, Bags, Piece, Products
+from ficco.lowering.producing import PARTIAL, Bags, Products
 from ficco.lowering.scattering import RECV, Cut, make_and_push
-from ficco.lowering.single import alone
-from ficco.plan import Buffer, RankPlan, Region
+from ficco.lowering.single import alone, alone_with_bags
+from ficco.plan import Buffer, RankPlan
 from ficco.problem import Problem, offsets
 from ficco.schedule import Schedule
 
@@ -47,10 +47,7 @@ def _lower_bags(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     lefts = offsets(widths)
     bags = Bags(problem, rank, problem.lookups[rank])
     if problem.world == 1:
-        rows, total = problem.rows[rank], lefts[-1]
-        piece = Piece(0, rows, 0, total, Region(0, "y0", 0, rows, 0, total))
-        output = Buffer("y0", "output", rows, total, problem.dtype)
-        return RankPlan(rank, (*bags.operands(), output), tuple(bags.steps("all", [piece])))
+        return alone_with_bags(problem, bags)
     blocks = problem.operator.blocks(problem, rank)
     cut = Cut(blocks, schedule, widths, lefts[:-1], "y0", own_col=lefts[rank])
     return _lower(problem, cut, bags)

@@ -1,12 +1,12 @@
-"""A world of one rank: its GEMMs, without window or signals."""
+"""A world of one rank: its GEMMs or its pooling, without window or signals."""
 
 from __future__ import annotations
 
-from ficco.lowering.producing import Products
+from ficco.lowering.producing import Bags, Piece, Products
 from ficco.plan import Buffer, RankPlan, Region
 from ficco.problem import Problem
 
-__all__ = ["alone"]
+__all__ = ["alone", "alone_with_bags"]
 
 
 def alone(problem: Problem, products: Products) -> RankPlan:
@@ -16,3 +16,11 @@ def alone(problem: Problem, products: Products) -> RankPlan:
     steps = products.whole(Region(0, "y0", 0, m, 0, n), bias)
     buffers = (*products.operands(), Buffer("y0", "output", m, n, problem.dtype))
     return RankPlan(0, buffers, tuple(steps))
+
+
+def alone_with_bags(problem: Problem, bags: Bags) -> RankPlan:
+    """Return the plan of a world of one that pools its tables."""
+    rows, columns = problem.m, problem.n * len(problem.tables[0])
+    piece = Piece(0, rows, 0, columns, Region(0, "y0", 0, rows, 0, columns))
+    output = Buffer("y0", "output", rows, columns, problem.dtype)
+    return RankPlan(0, (*bags.operands(), output), tuple(bags.steps("all", [piece])))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.lowering.pulled_all_reduce import PRODUCTS
-from ficco.passes import one_kernel_all_reduce, one_kernel_gather, pulled_all_reduce
+from ficco.lowering.scattering import RECV
+from ficco.passes import (
+    one_kernel_all_reduce,
+    one_kernel_gather,
+    one_kernel_pool,
+    pulled_all_reduce,
+)
 from ficco.plan import RankPlan, Region, has_mailbox
 from ficco.program import Gemm, Launch, OneKernel, Reduce
 from ficco.tables import OneKernelTable, OutputNames, PullTable, WholeTable
@@ -17,7 +23,8 @@ def is_one_kernel(plan: RankPlan) -> bool:
 
     A rank without rows to store takes part in such a call, too.
     """
-    windows = has_mailbox(plan.buffers) or any(b.name in (GATHERED, PRODUCTS) for b in plan.buffers)
+    names = (GATHERED, PRODUCTS, RECV)
+    windows = has_mailbox(plan.buffers) or any(buffer.name in names for buffer in plan.buffers)
     one_lane = len({step.lane for step in plan.steps}) == 1
     copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
     return windows and one_lane and copies and any(step.signals for step in plan.steps)
@@ -33,6 +40,8 @@ def table_of(plan: RankPlan) -> WholeTable:
         return one_kernel_gather.table_of(plan)
     if any(buffer.name == PRODUCTS for buffer in plan.buffers):
         return pulled_all_reduce.table_of(plan)
+    if not has_mailbox(plan.buffers):
+        return one_kernel_pool.table_of(plan)
     return one_kernel_all_reduce.table_of(plan)
 
 
@@ -45,7 +54,7 @@ def one_kernel_entries(plan: RankPlan) -> list[Launch]:
     table = table_of(plan)
     pulls = isinstance(table, PullTable)
     made = pulls or (isinstance(table, OneKernelTable) and table.made)
-    compute = next((step for step in plan.steps if step.kind in ("gemm", "reduce")), plan.steps[0])
+    compute = next((step for step in plan.steps if step.kind in ("gemm", "reduce", "bag")), plan.steps[0])
     entries = [
         Launch(f"product.{names.y}", compute.lane, (),
                _product(plan, names, PRODUCTS if pulls else names.y), "library")

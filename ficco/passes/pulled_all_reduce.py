@@ -6,16 +6,15 @@ it, and the plan must be the same, step by step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from ficco.errors import PlanError
 from ficco.lowering.pulled_all_reduce import PRODUCTS, SUMS
 from ficco.passes.readback_one_kernel import steps_of_one_kernel
-from ficco.plan import RankPlan, Region, Step, window_places
+from ficco.passes.same_steps import check_same_steps, refuse
+from ficco.plan import RankPlan, Region, window_places
 from ficco.tables import OutputNames, PullTable
 
 __all__ = ["table_of"]
+
+_PLANS = "matmul_all_reduce with transport='sm' and compute='whole'"
 
 
 def table_of(plan: RankPlan) -> PullTable:
@@ -34,13 +33,9 @@ def table_of(plan: RankPlan) -> PullTable:
     whole = Region(plan.rank, PRODUCTS, 0, table.m, 0, table.n)
     targets = [product.c for product in made.products] or list(made.writes)
     if targets != [whole] or made.signals or made.reads:
-        _refuse(plan, made, "it does not make the whole product in the window")
+        refuse(plan, made, "it does not make the whole product in the window", _PLANS)
     wanted = steps_of_one_kernel(made.id, made.lane, table, plan.buffers)
-    for step, expected in zip(steps, wanted, strict=False):
-        if _content(step) != _content(expected):
-            _refuse(plan, step, f"the kernel does {_words(expected)} here")
-    if len(steps) != len(wanted):
-        _refuse(plan, plan.steps[-1], f"the plan has {len(steps)} steps, the kernel {len(wanted)}")
+    check_same_steps(plan, steps, wanted, _PLANS)
     return table
 
 
@@ -67,25 +62,3 @@ def _suggested(plan: RankPlan, world: int) -> PullTable:
         chunks=max(indices, default=1), products=places[PRODUCTS],
         sums=places.get(SUMS, 0), outputs=(OutputNames("y0", w.name, bias, y.cols, turned),),
     )  # fmt: skip
-
-
-def _content(step: Step) -> tuple[Any, ...]:
-    """Return what a step does, without its name."""
-    return step._replace(id="", signals=(), products=()), frozenset(step.signals)
-
-
-def _words(step: Step) -> str:
-    signals = f" of {_listed(step.signals)}" if step.signals else ""
-    boxes = f" from {_listed(step.reads)} to {_listed(step.writes)}" if step.writes else ""
-    return f"a {step.kind}{signals}{boxes}"
-
-
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values)) or "nothing"
-
-
-def _refuse(plan: RankPlan, step: Step, why: str) -> None:
-    raise PlanError(
-        f"rank {plan.rank}, step {step.id!r}: {why}; the kernel runs only plans of "
-        "matmul_all_reduce with transport='sm' and compute='whole' on several ranks"
-    )

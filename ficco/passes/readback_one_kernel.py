@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ficco.errors import PlanError
+from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.pulled_all_reduce import row_bounds
 from ficco.plan import Buffer, Product, Region, Signal, Step, window_places
 from ficco.problem import offsets
@@ -15,6 +16,7 @@ from ficco.tables import (
     OneKernelChunk,
     OneKernelTable,
     OutputNames,
+    PoolTable,
     PullTable,
     WholeTable,
 )
@@ -43,6 +45,8 @@ def steps_of_one_kernel(
         return _Gather(name, lane, table, buffers).read()
     if isinstance(table, PullTable):
         return _Pull(name, lane, table, buffers).read()
+    if isinstance(table, PoolTable):
+        return _Pool(name, lane, table, buffers).read()
     return _AllReduce(name, lane, table, buffers).read()
 
 
@@ -363,3 +367,60 @@ class _Pull(_Steps):
         if arrived:
             self.signals(f"wait.{number}", "wait", arrived)
             self.add(f"collect.{number}", "copy", reads=tuple(reads), writes=tuple(writes))
+
+
+class _Pool(_Steps):
+    """The pooling whose sums are stored in peers' windows."""
+
+    def __init__(self, name: str, lane: str, table: PoolTable, buffers: tuple[Buffer, ...]) -> None:
+        super().__init__(name, lane, table.rank, table.world, buffers)
+        self.table, self.recv = table, self.window_at(table.recv)
+        self.space = next((b.name for b in buffers if b.role == "workspace"), "")
+        self.whole = {
+            b.name: Region(self.rank, b.name, 0, b.rows, 0, b.cols) for b in buffers if b.role != "window"
+        }
+
+    def read(self) -> list[Step]:
+        """Return all steps."""
+        t, rank, width = self.table, self.rank, self.table.tables * self.table.dim
+        self.open()
+        bounds = {sent.peer: chunk_bounds(sent.rows, t.chunks, "none") for sent in t.sent}
+        for number in range(t.chunks if t.sent else 0):
+            boxes = []
+            for peer, bag, _ in t.sent:
+                begin, end = bounds[peer][number : number + 2]
+                if begin < end:
+                    made = Region(rank, self.space, bag + begin, bag + end, 0, width)
+                    at = Region(peer, self.recv, begin, end, t.left, t.left + width)
+                    boxes.append((made, at))
+            if boxes:
+                made_boxes = [made for made, _ in boxes]
+                self._pool(f"{number}", [(m, m.row0, m.row1) for m in made_boxes])
+                self.stored(f"{number}", boxes, number)
+        if t.rows and width:
+            own = Region(rank, "y0", 0, t.rows, t.left, t.left + width)
+            self._pool("own", [(own, t.bag, t.bag + t.rows)])
+        self.await_entered()
+        for number, (begin, end) in enumerate(pairwise(chunk_bounds(t.rows, t.chunks, "none"))):
+            if begin < end and t.received:
+                arrived = [Signal(rank, "data", r.source, number) for r in t.received]
+                self.signals(f"arrived.{number}", "wait", arrived)
+                reads = [
+                    Region(rank, self.recv, begin, end, r.left, r.left + r.width)
+                    for r in t.received
+                ]
+                writes = tuple([box._replace(buffer="y0") for box in reads])
+                self.add(f"move.{number}", "local_copy", reads=tuple(reads), writes=writes)
+        self.end()
+        return self.steps
+
+    def _pool(self, what: str, pieces: list[tuple[Region, int, int]]) -> None:
+        """Append the pooling of bags [begin, end) of all tables into each target."""
+        reads, writes, dim = [], [], self.table.dim
+        for target, begin, end in pieces:
+            for i in range(self.table.tables):
+                bags = self.whole[f"offsets{i}"]._replace(col0=begin, col1=end)
+                reads += [self.whole[f"table{i}"], self.whole[f"indices{i}"], bags]
+                left = target.col0 + i * dim
+                writes.append(target._replace(col0=left, col1=left + dim))
+        self.add(f"bag.{what}", "bag", reads=tuple(reads), writes=tuple(writes))
