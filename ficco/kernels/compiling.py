@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.errors import EngineError
 from ficco.kernels.declarations import KERNELS, Kernel
-from ficco.kernels.variants import ALIGN, Variant, passed
+from ficco.kernels.variants import ALIGN, Variant, elements_of, passed
 
 if TYPE_CHECKING:
     from ficco.private.triton_core import Facts
@@ -91,10 +91,11 @@ def _by_triton(variant: Variant, reason: str) -> EngineError:
     return EngineError(f"the kernel {variant.kernel} {reason}; it has to be launched by Triton")
 
 
-def _source(variant: Variant) -> tuple[Any, dict[str, str], dict[str, Any], dict[Any, Any]]:
+def _source(variant: Variant) -> tuple[Any, dict[str, Any], dict[str, Any], dict[Any, Any]]:
     """Return the function, signature, constants and attributes of a variant."""
     kernel = KERNELS[variant.kernel]
-    types = {parameter.name: parameter.type for parameter in passed(variant)}
+    kinds = [parameter for parameter in kernel.parameters if parameter.kind != "="]
+    types = {p.name: _signature(kind) for p, kind in zip(kinds, variant.types, strict=True)}
     divided = {parameter.name for parameter in passed(variant) if parameter.divisor == ALIGN}
     names = [parameter.name for parameter in kernel.parameters]
     signature = {name: types.get(name, "constexpr") for name in names}
@@ -102,6 +103,12 @@ def _source(variant: Variant) -> tuple[Any, dict[str, str], dict[str, Any], dict
         (i,): [["tt.divisibility", ALIGN]] for i, name in enumerate(names) if name in divided
     }
     return function_of(kernel), signature, dict(variant.constants), attributes
+
+
+def _signature(kind: str) -> Any:
+    """Return a parameter's type as Triton takes it."""
+    element, length = elements_of(kind)
+    return (element,) * length if length else kind
 
 
 def why_unknown(facts: Facts) -> str:

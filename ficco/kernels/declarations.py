@@ -9,6 +9,7 @@ A parameter is written as name:kind, where kind is
     *i32    pointer to elements of this type
     matrix  descriptor for bulk loads if one is passed, else as *
     i32     number of this type
+    *[]     tuple of pointers or numbers of a kind, whose length is that of the tuple that is passed
     =       constant, compiled into the kernel
 
 A "?" after the kind means that the compiler assumes nothing about the value. For all others a
@@ -20,8 +21,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
-    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "POOL_TABLES", "PULL", "PUSHING", "SUM",
-    "SUMMING", "Kernel", "Parameter",
+    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "POOL_AND_PUSH", "POOL_TABLES", "PULL",
+    "PUSHING", "SUM", "SUMMING", "Kernel", "Parameter",
 ]  # fmt: skip
 
 
@@ -149,9 +150,19 @@ POOL_TABLES = _kernel(
     "target_stride:i64? LOOKUPS:= BAGS:= COLS:= EDGE:= BYTES:= WEIGHTED:=",
 )
 
+POOL_AND_PUSH = _kernel(
+    "one_kernel_pool",
+    "one_kernel_pool_kernel",
+    "y:*? tables:*[]? strides:i64[]? indices:*[]? offsets:*[]? ends:i64[]? jobs:*i32? "
+    f"counts:*i32? places:*i64? gates:*i32? {_WAIT} digest:i32? copy:i32? copy_places:i32? "
+    "job_count:i32? leaving:i32? batch:i32? dim:i32? chunks:i32? rank:i32? peers:i64? sources:i64? "
+    "y_stride:i64? window_stride:i64? timeout_ns:i64? "
+    "WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= MOVE_ROWS:= MOVE_COLS:= EDGE:= BYTES:= ON_GPU:=",
+)
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL, POOL_TABLES,
+        GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL, POOL_TABLES, POOL_AND_PUSH,
     )
 }  # fmt: skip

@@ -161,7 +161,7 @@ def _by_triton(launch: Launch) -> Callable[[], None]:
     function = function_of(launch.kernel)
     types = {parameter.name: parameter.type for parameter in passed(variant_of(launch))}
     arguments = {
-        name: _as_launched(launch.arguments[name], types.get(name, ""))
+        name: _as_launched(launch.arguments[name], types.get(name) or types.get(f"{name}.0", ""))
         for name, *_ in launch.kernel.parameters
     }
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
@@ -181,7 +181,12 @@ class _TritonArray:
 
 
 def _as_launched(value: Any, kind: str) -> Any:
-    """Return an argument in the form that Triton's launcher takes; `kind`: its Triton type."""
+    """Return an argument in the form that Triton's launcher takes.
+
+    kind: its Triton type, or that of a tuple's elements.
+    """
+    if type(value) is tuple:
+        return tuple([_as_launched(element, kind) for element in value])
     if isinstance(value, Bulk):
         return _descriptor(_TritonArray(value.base, value.base.dtype), value)
     return _TritonArray(value, kind.removeprefix("*")) if kind.startswith("*") else value
@@ -196,6 +201,8 @@ def _descriptor(array: Any, value: Bulk) -> Any:
 
 
 def _as_interpreted(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple([_as_interpreted(element) for element in value])
     if isinstance(value, Bulk):
         return _descriptor(value.base, value)
     return getattr(value, "array", value)

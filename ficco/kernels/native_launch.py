@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ficco.errors import EngineError, InputError
 from ficco.kernels.arrays import Bulk, address
-from ficco.kernels.variants import Passed
+from ficco.kernels.variants import Passed, flattened
 
 __all__ = [
     "Box",
@@ -162,8 +162,9 @@ def described(
         grid: one to three numbers of blocks, 1 or more.
         arguments: by name, constants of the kernel included. Arrays that are not in `places` are
             passed by address, and kept. Shapes of descriptors are equal in all calls.
-        places: arguments that depend on the call. Native code requires of every call the
-            divisibility of addresses and pitches that the kernel was compiled for.
+        places: arguments that depend on the call, by the names of `variants.passed`. Native code
+            requires of every call the divisibility of addresses and pitches that the kernel was
+            compiled for.
         chained: whether it may begin before the previous kernel on the stream has ended; the
             kernel waits for that end by itself.
 
@@ -175,7 +176,7 @@ def described(
         raise EngineError(f"the kernel {code.name} is not loaded; load it first, by `loading.code`")
     rows = parameter_rows(code, arguments, places)
     x, y, z = (*grid, 1, 1)[:3]
-    constants = [value for name, value in arguments.items() if name not in places]
+    constants = [value for name, value in flattened(arguments).items() if name not in places]
     return LaunchSpec(
         function=code.function,
         grid=(x, y, z),
@@ -196,7 +197,7 @@ def parameter_rows(
         EngineError: native code cannot pass a parameter of the kernel.
         InputError: the arguments do not fit the kernel.
     """
-    return _Layout(code, arguments, places).rows()
+    return _Layout(code, flattened(arguments), places).rows()
 
 
 class _Layout:

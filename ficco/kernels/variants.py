@@ -17,7 +17,8 @@ from ficco.errors import InputError
 from ficco.kernels.arrays import Bulk, address, dtype_name
 from ficco.kernels.declarations import KERNELS, Kernel
 
-__all__ = ["ALIGN", "Launch", "Passed", "Variant", "is_aligned", "passed", "variant_of"]
+__all__ = ["ALIGN", "Launch", "Passed", "Variant", "elements_of", "flattened",
+           "is_aligned", "passed", "variant_of"]  # fmt: skip
 
 ALIGN = 16
 
@@ -53,7 +54,8 @@ class Variant(NamedTuple):
 
     Attributes:
         kernel: its name.
-        types: Triton types of the parameters except constants, in order.
+        types: Triton types of the parameters except constants, in order; of a tuple, that of an
+            element with the length, as "*fp32[8]".
         aligned: whether the compiler assumes multiples of 16, where the declaration allows it.
         constants: name and value, in the order of the parameters.
         warps, stages: Triton's options.
@@ -88,7 +90,7 @@ class Passed(NamedTuple):
     """A parameter of a compiled kernel.
 
     Attributes:
-        name: name of the parameter.
+        name: name of the parameter; of element 2 of a tuple "tables", "tables.2".
         type: its Triton type.
         divisor: the divisor that the compiler assumes.
     """
@@ -101,10 +103,33 @@ class Passed(NamedTuple):
 def passed(variant: Variant) -> tuple[Passed, ...]:
     """Return the parameters of a variant except constants, in order."""
     parameters = [p for p in KERNELS[variant.kernel].parameters if p.kind != "="]
-    return tuple([
-        Passed(p.name, kind, ALIGN if _assumed(variant.aligned, p.unknown, kind) else 1)
-        for p, kind in zip(parameters, variant.types, strict=True)
-    ])  # fmt: skip
+    flat: list[Passed] = []
+    for p, kind in zip(parameters, variant.types, strict=True):
+        element, length = elements_of(kind)
+        divisor = ALIGN if _assumed(variant.aligned, p.unknown, kind) else 1
+        if not length:
+            flat.append(Passed(p.name, kind, divisor))
+        flat += [Passed(f"{p.name}.{i}", element, divisor) for i in range(length)]
+    return tuple(flat)
+
+
+def elements_of(kind: str) -> tuple[str, int]:
+    """Return the type and number of the elements of a tuple; a number of 0 if it is no tuple."""
+    element, _, length = kind.partition("[")
+    if kind.startswith("tensordesc") or not length:
+        return kind, 0
+    return element, int(length.removesuffix("]"))
+
+
+def flattened(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by the names of `passed`, with an entry for each element of a tuple."""
+    flat: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if type(value) is tuple:
+            flat |= {f"{name}.{i}": element for i, element in enumerate(value)}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _assumed(aligned: bool, unknown: bool, kind: str) -> bool:
@@ -139,6 +164,11 @@ def variant_of(launch: Launch) -> Variant:
         value = launch.arguments[name]
         if kind == "=":
             constants.append((name, int(value)))
+        elif kind.endswith("[]"):
+            element = kind.removesuffix("[]")
+            if element == "*":
+                element = _type_of(value[0], launch.dtypes.get(name))
+            types.append(f"{element}[{len(value)}]")
         elif kind in ("*", "matrix"):
             types.append(_type_of(value, launch.dtypes.get(name)))
         else:

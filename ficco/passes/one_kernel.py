@@ -54,7 +54,9 @@ def one_kernel_entries(plan: RankPlan) -> list[Launch]:
     table = table_of(plan)
     pulls = isinstance(table, PullTable)
     made = pulls or (isinstance(table, OneKernelTable) and table.made)
-    compute = next((step for step in plan.steps if step.kind in ("gemm", "reduce", "bag")), plan.steps[0])
+    compute = next(
+        (step for step in plan.steps if step.kind in ("gemm", "reduce", "bag")), plan.steps[0]
+    )
     entries = [
         Launch(f"product.{names.y}", compute.lane, (),
                _product(plan, names, PRODUCTS if pulls else names.y), "library")

@@ -377,7 +377,9 @@ class _Pool(_Steps):
         self.table, self.recv = table, self.window_at(table.recv)
         self.space = next((b.name for b in buffers if b.role == "workspace"), "")
         self.whole = {
-            b.name: Region(self.rank, b.name, 0, b.rows, 0, b.cols) for b in buffers if b.role != "window"
+            b.name: Region(self.rank, b.name, 0, b.rows, 0, b.cols)
+            for b in buffers
+            if b.role != "window"
         }
 
     def read(self) -> list[Step]:

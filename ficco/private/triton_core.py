@@ -76,7 +76,7 @@ def why_not_ahead() -> str:
 
 def compile_ahead(
     function: Any,
-    signature: Mapping[str, str],
+    signature: Mapping[str, Any],
     constants: Mapping[str, Any],
     attributes: Mapping[tuple[int, ...], Any],
     capability: int,

@@ -1,0 +1,294 @@
+"""One launch that pools the bags of all tables of a rank, and stores peers' bags in their windows.
+
+It is used like `one_kernel_gather`:
+
+    prepared = prepare(table, places, device)       # once per plan and window
+    warm(prepared, operands, control)               # before any stream waits or is captured
+    pool_and_push(prepared, operands, control, copy)    # every call
+
+If a peer's signal does not arrive, dependent results become NaN, a status word reports it, and the
+launch ends. Launches of one `PoolAndPush` must not overlap. The values of indices and offsets are
+not checked: they are in device memory, and reading them would wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ficco.dtypes import ELEMENT_BYTES
+from ficco.errors import InputError
+from ficco.kernels import loading
+from ficco.kernels.arrays import Arrays, address, dtype_name, item_bytes, library_of, stride
+from ficco.kernels.declarations import POOL_AND_PUSH
+from ficco.kernels.one_kernel import (
+    ALIGN,
+    Control,
+    Places,
+    check_operand,
+    check_rows,
+    power,
+    ranks_as_bits,
+    signed,
+)
+from ficco.kernels.variants import Launch
+from ficco.lowering.cutting import chunk_bounds
+from ficco.plan import SIGNALS
+from ficco.tables import GATES, PoolTable
+
+__all__ = ["Operands", "PoolAndPush", "launch_of", "pool_and_push", "prepare", "warm"]
+
+# The handshake needs 64 threads. The other numbers were chosen on an H100 (bench/NOTES.md).
+_WARPS, _THREADS = 2, 64
+_LOOKUPS = 2  # rows of each bag that a step adds
+_LEAST_COLS, _MOST_COLS, _MOST_BAGS = 16, 256, 16
+_MOVED_BYTES = 16_384  # that a program copies out of the window
+_LEAST_JOBS = 64
+_INT32_MAX = (1 << 31) - 1
+_LENGTHS = (8, 32)  # of the tuples of tables, which are part of a compiled kernel
+_SEND, _OWN, _COPY = range(3)
+
+
+class PoolAndPush(NamedTuple):
+    """A table prepared for launches, returned by `prepare`. It must outlive their graphs.
+
+    Attributes:
+        table: the table.
+        bags, cols: bags and columns of a block.
+        move_rows, move_cols: rows and columns that a program copies at a time.
+        places, jobs: the kernel's tables, on the device.
+        counts, gates: zeros between launches.
+        copy_places: entries of one window copy in `places`.
+        job_count: number of jobs.
+        items: blocks, and groups of rows to copy.
+        leaving: programs that use the gates.
+        arrays: the array library for the device.
+    """
+
+    table: PoolTable
+    bags: int
+    cols: int
+    move_rows: int
+    move_cols: int
+    places: Any
+    jobs: Any
+    counts: Any
+    gates: Any
+    copy_places: int
+    job_count: int
+    items: int
+    leaving: int
+    arrays: Arrays
+
+
+class Operands(NamedTuple):
+    """The operands of a call.
+
+    Attributes:
+        tables: per own table [rows, dim], unit stride along rows; rows and row stride below 2^31.
+        indices: per table [1, lookups]: rows of all bags. The distance between rows of this matrix
+            is the number of lookups, where the last bag ends.
+        offsets: per table [1, batch]: the first lookup of each bag.
+        y: the result [own rows, columns of all ranks' tables], unit stride along rows.
+    """
+
+    tables: Sequence[Any]
+    indices: Sequence[Any]
+    offsets: Sequence[Any]
+    y: Any
+
+
+def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
+    """Prepare a table for launches; it copies to the device, so no stream may wait meanwhile.
+
+    Args:
+        table: table of this rank's plan.
+        places: the window that calls use.
+        device: an array library (`Arrays`), or a torch.device.
+    """
+    arrays = library_of(device)
+    item = ELEMENT_BYTES[table.dtype]
+    cols = max(min(power(table.dim), _MOST_COLS), _LEAST_COLS)
+    bags = max(min(_THREADS * (ALIGN // item) // cols, _MOST_BAGS), 1)
+    widest = max([received.width for received in table.received], default=1)
+    move_cols = max(min(power(widest), _MOVED_BYTES // item // 8), _LEAST_COLS)
+    move_rows = max(_MOVED_BYTES // item // move_cols, 1)
+    jobs, leaving = _jobs(table, bags, cols, move_rows)
+    numbers = [
+        [*words, *(base + table.recv for base in data)]
+        for words, data in zip(*places[:2], strict=True)
+    ]
+    return PoolAndPush(
+        table=table,
+        bags=bags,
+        cols=cols,
+        move_rows=move_rows,
+        move_cols=move_cols,
+        places=arrays.place(numbers, "int64"),
+        jobs=arrays.place(jobs or [[0] * 10], "int32"),
+        counts=arrays.place([0] * (table.world * SIGNALS["data"]), "int32"),
+        gates=arrays.place([0] * GATES, "int32"),
+        copy_places=len(numbers[0]),
+        job_count=len(jobs),
+        items=jobs[-1][1] if jobs else 0,
+        leaving=leaving + 1,  # the door
+        arrays=arrays,
+    )
+
+
+def _jobs(table: PoolTable, bags: int, cols: int, move_rows: int) -> tuple[list[list[int]], int]:
+    """Return the kernel's jobs, and the number of their items that use the gates."""
+    jobs: list[list[int]] = []
+    width = table.tables * table.dim
+    across = table.tables * -(-table.dim // cols)
+    leaving = 0
+
+    def add(items: int, kind: int, *fields: int) -> None:
+        nonlocal leaving
+        begin = jobs[-1][1] if jobs else 0
+        jobs.append([begin, begin + items, kind, *fields])
+        leaving += items if kind != _OWN else 0
+
+    bounds = [chunk_bounds(sent.rows, table.chunks, "none") for sent in table.sent]
+    for chunk in range(table.chunks):
+        for (peer, bag, _), edges in zip(table.sent, bounds, strict=True):
+            begin, end = edges[chunk : chunk + 2]
+            if begin < end:
+                items = -(-(end - begin) // bags) * across
+                add(items, _SEND, peer, bag + begin, end - begin, begin, table.left, width, chunk)
+    if table.rows and width:
+        items = -(-table.rows // bags) * across
+        add(items, _OWN, table.rank, table.bag, table.rows, 0, table.left, width, 0)
+    for chunk, (begin, end) in enumerate(pairwise(chunk_bounds(table.rows, table.chunks, "none"))):
+        for source, left, columns in table.received if begin < end else ():
+            items = -(-(end - begin) // move_rows)
+            add(items, _COPY, source, 0, end - begin, begin, left, columns, chunk)
+    return jobs, leaving
+
+
+def pool_and_push(prepared: PoolAndPush, operands: Operands, control: Control, copy: int) -> None:
+    """Enqueue one call on the current stream: one launch.
+
+    Sums are float32, in the order of a bag's indices, and are rounded once.
+
+    Args:
+        prepared: the prepared table.
+        operands: the operands of this call.
+        control: digest, stop and status words, timeout.
+        copy: the window copy, 0 or 1; all ranks use the same.
+
+    Raises:
+        InputError: the operands do not fit the table.
+    """
+    loading.enqueue(launch_of(prepared, operands, control, copy))
+
+
+def launch_of(prepared: PoolAndPush, operands: Operands, control: Control, copy: int = 0) -> Launch:
+    """Return the launch of `pool_and_push`.
+
+    Raises:
+        InputError: the operands do not fit the table.
+    """
+    arguments = _arguments(prepared, operands, control, copy)
+    dtypes = {} if operands.tables else {"indices": "int64", "offsets": "int64"}
+    return Launch(
+        POOL_AND_PUSH, arguments, (prepared.items + 1,), _WARPS, dtypes=dtypes, odd=True,
+        arrays=prepared.arrays,
+    )  # fmt: skip
+
+
+def warm(prepared: PoolAndPush, operands: Operands, control: Control) -> None:
+    """Compile and load the kernel of `pool_and_push` for such operands; pool and send nothing.
+
+    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
+
+    Raises:
+        InputError: the operands do not fit the table.
+    """
+    launch = launch_of(prepared, operands, control)
+    gates = prepared.arrays.place([0] * GATES, "int32")  # a call may be using the table's gates
+    nothing = {"leaving": 1, "chunks": 0, "peers": 0, "sources": 0}
+    loading.warm(launch._replace(grid=(1,)), {"gates": gates} | nothing)
+
+
+def _arguments(
+    prepared: PoolAndPush, operands: Operands, control: Control, copy: int
+) -> dict[str, Any]:
+    """Return the kernel's arguments by name."""
+    table, y = prepared.table, operands.y
+    _check(table, operands)
+    item = item_bytes(y)
+    window_stride = y.shape[1]
+    strides = [stride(each, 0) for each in operands.tables]
+    aligned = all(
+        number * item % ALIGN == 0 for number in (table.dim, window_stride, stride(y, 0), *strides)
+    ) and all(address(each) % ALIGN == 0 for each in (y, *operands.tables))
+    sources = [received.source for received in table.received]
+    return {
+        "y": y,
+        "tables": _filled(operands.tables, y),
+        "strides": _filled(strides, 0),
+        "indices": _filled(operands.indices, y),
+        "offsets": _filled(operands.offsets, y),
+        "ends": _filled([stride(each, 0) for each in operands.indices], 0),
+        "jobs": prepared.jobs,
+        "counts": prepared.counts,
+        "places": prepared.places,
+        "gates": prepared.gates,
+        "stop": control.stop,
+        "status": control.status,
+        "digest": signed(control.digest),
+        "copy": copy,
+        "copy_places": prepared.copy_places,
+        "job_count": prepared.job_count,
+        "leaving": prepared.leaving,
+        "batch": operands.offsets[0].shape[1] if operands.tables else 0,
+        "dim": table.dim,
+        "chunks": table.chunks,
+        "rank": table.rank,
+        "peers": ranks_as_bits([rank for rank in range(table.world) if rank != table.rank]),
+        "sources": ranks_as_bits(sources),
+        "y_stride": stride(y, 0),
+        "window_stride": window_stride,
+        "timeout_ns": control.timeout_ns,
+        "WORLD": table.world,
+        "JOBS": max(power(prepared.job_count), _LEAST_JOBS),
+        "LOOKUPS": _LOOKUPS,
+        "BAGS": prepared.bags,
+        "COLS": prepared.cols,
+        "MOVE_ROWS": prepared.move_rows,
+        "MOVE_COLS": prepared.move_cols,
+        "EDGE": ALIGN // item if aligned else 1,
+        "BYTES": ALIGN if aligned else item,
+        "ON_GPU": prepared.arrays.on_gpu,
+    }
+
+
+def _filled(values: Sequence[Any], other: Any) -> tuple[Any, ...]:
+    """Return the values, followed by others up to one of the lengths of compiled kernels."""
+    length = next(length for length in _LENGTHS if len(values) <= length)
+    filler = values[0] if values else other
+    return (*values, *[filler] * (length - len(values)))
+
+
+def _check(table: PoolTable, operands: Operands) -> None:
+    tables, indices, offsets, y = operands
+    if not table.tables == len(tables) == len(indices) == len(offsets):
+        raise InputError(
+            f"{len(tables)} tables, {len(indices)} indices and {len(offsets)} offsets; the table "
+            f"was made for {table.tables} of each"
+        )
+    check_operand("y0", y, (table.rows, y.shape[1]), table.dtype)
+    check_rows("y0", y)
+    batch = offsets[0].shape[1] if tables else 0
+    for i, each in enumerate(tables):
+        check_operand(f"table{i}", each, (each.shape[0], table.dim), table.dtype)
+        check_rows(f"table{i}", each)
+        if max(each.shape[0], stride(each, 0)) > _INT32_MAX:
+            raise InputError(
+                f"table{i} has {each.shape[0]} rows, {stride(each, 0)} elements apart; both "
+                f"numbers may be at most {_INT32_MAX}"
+            )
+        check_operand(f"offsets{i}", offsets[i], (1, batch), dtype_name(indices[0]))
+        check_operand(f"indices{i}", indices[i], (1, indices[i].shape[1]), dtype_name(indices[0]))

@@ -1,0 +1,280 @@
+"""A whole embedding_all_to_all of one rank in one launch. Device code only.
+
+The first program is the door (see `one_kernel_handshake`). Every other program has one item: a
+block of sums of one table, or rows to copy. Items follow each other in the order of programs:
+
+    blocks for peers: chunk 0 of each peer, chunk 1, ...     stored in the peers' windows; counted
+    own blocks                                               stored in y
+    rows from peers: chunk 0 of each peer, chunk 1, ...      copied from the window to y
+
+The program that completes a chunk of a peer raises the chunk's signal there. Only items that copy
+wait for peers. GPUs start programs in the order of their numbers (see
+`one_kernel_all_reduce_kernel`), so no program waits for peers before all blocks for peers are under
+way. The last program of those that use the handshake's gates releases the window.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ficco.kernels.declarations import POOL_AND_PUSH
+from ficco.kernels.one_kernel_handshake import MET, OPEN, give_back, leave, meet, open_window
+from ficco.kernels.pooled_block import block_sums
+from ficco.kernels.signal_wait import await_if
+from ficco.kernels.tile_signal import count_tiles
+from ficco.plan import SIGNALS, Signal, signal_place
+
+__all__ = ["one_kernel_pool"]
+
+_CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
+_ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
+_FREE = tl.constexpr(signal_place(Signal(0, "free", 0)))
+
+# Fields of a job, which has several items; `ficco.kernels.one_kernel_pool` writes them in this
+# order.
+_BEGIN = tl.constexpr(0)  # number of its first item
+_PAST = tl.constexpr(1)  # number of the first item of the next job
+_KIND = tl.constexpr(2)  # 0: blocks for a peer; 1: own blocks; 2: rows to copy
+_PEER = tl.constexpr(3)  # the peer, or this rank
+_BAG = tl.constexpr(4)  # its first bag
+_ROWS = tl.constexpr(5)  # number of bags or rows
+_TOP = tl.constexpr(6)  # its first row in the target
+_LEFT = tl.constexpr(7)  # its first column in the target
+_WIDTH = tl.constexpr(8)  # columns of all tables of the peer
+_SIGNAL = tl.constexpr(9)  # index of its signal among a writer's
+_FIELDS = tl.constexpr(10)
+_SEND, _COPY = tl.constexpr(0), tl.constexpr(2)
+
+
+@triton.jit
+def _element(values, number):
+    """Return the element of a tuple of pointers or numbers at a position, as int64."""
+    chosen = values[0].to(tl.int64)
+    for i in tl.static_range(1, len(values)):
+        chosen = tl.where(number == i, values[i].to(tl.int64), chosen)
+    return chosen
+
+
+@triton.jit
+def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
+    y,
+    tables,
+    strides,
+    indices,
+    offsets,
+    ends,
+    counts,
+    places,
+    gates,
+    stop,
+    status,
+    job,
+    item,
+    batch,
+    dim,
+    rank,
+    y_stride,
+    window_stride,
+    timeout_ns,
+    WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    LOOKUPS: tl.constexpr,  # noqa: N803
+    BAGS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Store a block of sums in a peer's window or in y; count a block for a peer."""
+    size: tl.constexpr = y.dtype.element_ty.primitive_bitwidth // 8
+    sends = tl.load(job + _KIND) == _SEND
+    peer, width = tl.load(job + _PEER), tl.load(job + _WIDTH)
+    panels = tl.cdiv(dim, COLS)
+    across = width // dim * panels
+    within = item - tl.load(job + _BEGIN)
+    number = within % across // panels
+    left = tl.multiple_of(within % panels * COLS, COLS)
+    place = within // across * BAGS + tl.arange(0, BAGS)
+    bag = tl.load(job + _BAG) + place
+    exists = place < tl.load(job + _ROWS)
+
+    own_offsets = _element(offsets, number).to(offsets[0].dtype)
+    begin = tl.load(own_offsets + bag, mask=exists, other=0).to(tl.int64)
+    followed = exists & (bag + 1 < batch)
+    end = tl.load(own_offsets + bag + 1, mask=followed, other=0).to(tl.int64)
+    end = tl.where(followed, end, _element(ends, number))
+    count = tl.where(exists, end - begin, 0).to(tl.int32)
+    own_indices = _element(indices, number).to(indices[0].dtype) + begin
+    source = (_element(tables, number) + left * size).to(tables[0].dtype)
+    source = tl.multiple_of(source, BYTES)
+    stride = tl.multiple_of(_element(strides, number).to(tl.int32), EDGE)
+    here = tl.multiple_of(tl.minimum(dim - left, COLS), EDGE)
+    total = block_sums(
+        source, stride, here, own_indices, own_indices, True, count, BAGS, COLS, LOOKUPS, False
+    )
+
+    stored = sends.to(tl.int32)
+    opened = await_if(
+        sends, gates + OPEN, 1, stop, timeout_ns, status, _FREE + 1, False, ON_GPU
+    )  # fmt: skip
+    stored = stored & opened
+    at = tl.where(sends, tl.load(places + WORLD + peer), y.to(tl.int64))
+    target_stride = tl.where(sends, window_stride, y_stride)
+    column = tl.load(job + _LEFT) + number * dim + left
+    rows = (tl.load(job + _TOP) + place).to(tl.int64) * target_stride + column
+    targets = tl.multiple_of((at + rows * size).to(y.dtype), BYTES)
+    col = tl.arange(0, COLS)
+    tl.store(
+        targets[:, None] + col[None, :], total.to(y.dtype.element_ty),
+        mask=exists[:, None] & (col < here)[None, :] & (opened != 0),
+    )  # fmt: skip
+    signal = tl.load(job + _SIGNAL)
+    word = tl.load(places + peer).to(tl.pointer_type(tl.int32)) + rank * _CHUNKS + signal
+    tiles = tl.load(job + _PAST) - tl.load(job + _BEGIN)
+    count_tiles(counts + peer * _CHUNKS + signal, stored, tiles, word, ON_GPU)
+
+
+@triton.jit
+def _copy(  # noqa: PLR0913
+    y,
+    places,
+    gates,
+    words,
+    stop,
+    status,
+    job,
+    item,
+    rank,
+    y_stride,
+    window_stride,
+    timeout_ns,
+    WORLD: tl.constexpr,  # noqa: N803
+    MOVE_ROWS: tl.constexpr,  # noqa: N803
+    MOVE_COLS: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Wait for a chunk of a peer, and copy rows of it to y; NaN if it does not arrive."""
+    size: tl.constexpr = y.dtype.element_ty.primitive_bitwidth // 8
+    place = tl.load(job + _PEER) * _CHUNKS + tl.load(job + _SIGNAL)
+    met = await_if(
+        tl.full((), 1, tl.int32) != 0, gates + MET, 1, stop, timeout_ns, status, _ENTERED + 1,
+        False, ON_GPU,
+    )  # fmt: skip
+    came = met & await_if(met != 0, words + place, 1, stop, timeout_ns, status, place + 1, False,
+                          ON_GPU)  # fmt: skip
+    row = (item - tl.load(job + _BEGIN)) * MOVE_ROWS + tl.arange(0, MOVE_ROWS)
+    exists = row < tl.load(job + _ROWS)
+    row = (tl.load(job + _TOP) + row).to(tl.int64)
+    column = tl.load(job + _LEFT)
+    sources = tl.load(places + WORLD + rank) + (row * window_stride + column) * size
+    targets = y.to(tl.int64) + (row * y_stride + column) * size
+    sources = tl.multiple_of(sources.to(y.dtype), BYTES)
+    targets = tl.multiple_of(targets.to(y.dtype), BYTES)
+    width = tl.multiple_of(tl.load(job + _WIDTH), EDGE)
+    for left in tl.range(0, width, MOVE_COLS):
+        col = left + tl.arange(0, MOVE_COLS)
+        inside = exists[:, None] & (col < width)[None, :]
+        piece = tl.load(sources[:, None] + col[None, :], mask=inside & (came != 0), other=0)
+        if came == 0:
+            piece = tl.full((MOVE_ROWS, MOVE_COLS), float("nan"), tl.float32).to(piece.dtype)
+        tl.store(targets[:, None] + col[None, :], piece, mask=inside)
+
+
+@triton.jit(do_not_specialize=POOL_AND_PUSH.unknown)
+def one_kernel_pool(  # noqa: PLR0913
+    y,
+    tables,
+    strides,
+    indices,
+    offsets,
+    ends,
+    jobs,
+    counts,
+    places,
+    gates,
+    stop,
+    status,
+    digest: tl.int32,
+    copy: tl.int32,
+    copy_places: tl.int32,
+    job_count: tl.int32,
+    leaving: tl.int32,
+    batch: tl.int32,
+    dim: tl.int32,
+    chunks: tl.int32,
+    rank: tl.int32,
+    peers: tl.int64,
+    sources: tl.int64,
+    y_stride: tl.int64,
+    window_stride: tl.int64,
+    timeout_ns: tl.int64,
+    WORLD: tl.constexpr,  # noqa: N803
+    JOBS: tl.constexpr,  # noqa: N803
+    LOOKUPS: tl.constexpr,  # noqa: N803
+    BAGS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    MOVE_ROWS: tl.constexpr,  # noqa: N803
+    MOVE_COLS: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Store in y the sums of this rank's bags of all ranks' tables, and others' in their windows.
+
+    tables, strides: pointers to own tables, and elements from one row to the next, below 2^31.
+    indices, offsets, ends: per table: rows of all bags, the first lookup of each of `batch` bags,
+    and the number of lookups, where the last bag ends. Elements of these tuples beyond the own
+    tables are not used.
+    jobs: int32 [job_count, _FIELDS], job_count at most JOBS.
+    counts: int32 [WORLD, _CHUNKS], and gates: int32, of the handshake; all 0 before and after.
+    places: int64 [2, copy_places], addresses of both copies of the window: each rank's words, and
+    each rank's receive buffer, whose columns are those of y.
+    stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
+    copy: of the window. leaving: number of programs that use the gates.
+    dim: columns of a table. chunks: of a rank's bags.
+    peers: set of all other ranks; sources: set of those that send.
+    timeout_ns: time limit of a wait.
+    EDGE, BYTES: elements that divide strides and dim; bytes that divide addresses.
+    """
+    places += copy * copy_places
+    words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
+    item = tl.program_id(0) - 1
+    number = tl.arange(0, JOBS)
+    past = tl.load(jobs + number * _FIELDS + _PAST, mask=number < job_count, other=1 << 30)
+    job = jobs + tl.sum((past <= item).to(tl.int32), 0) * _FIELDS
+    kind = tl.load(job + _KIND)
+    if item < 0:
+        kind = tl.full((), _SEND, tl.int32)
+        opened = open_window(
+            places, words, gates, stop, status, rank, peers, digest, timeout_ns, WORLD, ON_GPU
+        )
+        meet(
+            words, gates, stop, status, peers, digest,
+            tl.where(opened != 0, timeout_ns, tl.zeros_like(timeout_ns)), WORLD, ON_GPU,
+        )  # fmt: skip
+    elif kind == _COPY:
+        _copy(
+            y, places, gates, words, stop, status, job, item, rank, y_stride, window_stride,
+            timeout_ns, WORLD, MOVE_ROWS, MOVE_COLS, EDGE, BYTES, ON_GPU,
+        )  # fmt: skip
+    else:
+        _pool(
+            y, tables, strides, indices, offsets, ends, counts, places, gates, stop, status, job,
+            item, batch, dim, rank, y_stride, window_stride, timeout_ns,
+            WORLD, LOOKUPS, BAGS, COLS, EDGE, BYTES, ON_GPU,
+        )  # fmt: skip
+    before = tl.full((), -1, tl.int32)
+    if (kind == _SEND) | (kind == _COPY):
+        before = leave(gates)
+    if before == leaving - 1:
+        everyone = tl.arange(0, 64)
+        of_sources = ((sources >> everyone) & 1) != 0
+        of_peers = ((peers >> everyone) & 1) != 0
+        for chunk in tl.range(0, chunks):
+            heard = words + everyone * _CHUNKS + chunk
+            tl.store(heard, tl.zeros_like(everyone), mask=of_sources)
+            sent = counts + everyone * _CHUNKS + chunk
+            tl.store(sent, tl.zeros_like(everyone), mask=of_peers)
+        give_back(places, gates, rank, peers, WORLD, ON_GPU)
