@@ -26,8 +26,10 @@ __all__ = [
     "OneKernelOperands",
     "OneKernelOutput",
     "OneKernelWindows",
+    "PoolOperands",
     "Slots",
     "SumOperands",
+    "WholeOperands",
     "named",
 ]
 
@@ -184,12 +186,12 @@ class DeviceKernels(Protocol):
         """
 
     def arm_one_kernel(
-        self, prepared: Any, operands: OneKernelOperands, copy: int
+        self, prepared: Any, operands: WholeOperands, copy: int
     ) -> Callable[[], None]:
         """Load the kernel and return a function that enqueues the launch, like `arm`."""
 
     def described_one_kernel(
-        self, prepared: Any, operands: OneKernelOperands, places: OneKernelOperands
+        self, prepared: Any, operands: WholeOperands, places: WholeOperands
     ) -> LaunchSpec:
         """Load the kernel and describe the launch, like `described`."""
 
@@ -233,6 +235,25 @@ class OneKernelOperands(NamedTuple):
     x: Any
     outputs: Sequence[OneKernelOutput]
     kept: Any | None = None
+
+
+class PoolOperands(NamedTuple):
+    """Handles of the operands of a pooling and all-to-all in one launch, or their places.
+
+    Attributes:
+        tables: the rank's tables.
+        indices: per table, one row with the lookups of all bags.
+        offsets: per table, one row with the first lookup of each bag.
+        y: target of the result.
+    """
+
+    tables: Sequence[Any]
+    indices: Sequence[Any]
+    offsets: Sequence[Any]
+    y: Any
+
+
+WholeOperands = OneKernelOperands | PoolOperands
 
 
 class SumOperands(NamedTuple):

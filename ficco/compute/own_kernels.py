@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ficco.compute import GatedOperands, OneKernelOperands, OneKernelWindows, SumOperands
+from ficco.compute import (
+    GatedOperands,
+    OneKernelOperands,
+    OneKernelWindows,
+    PoolOperands,
+    SumOperands,
+    WholeOperands,
+)
 from ficco.kernels import (
     gated,
     loading,
@@ -17,6 +24,7 @@ from ficco.kernels import (
     one_kernel,
     one_kernel_all_reduce,
     one_kernel_gather,
+    one_kernel_pool,
     pulled_all_reduce,
     summing,
 )
@@ -25,7 +33,15 @@ from ficco.kernels.native_launch import LaunchSpec, Pitch, Place, Slot
 from ficco.kernels.variants import Launch
 from ficco.kernels.window_release import release_table
 from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
-from ficco.tables import GatedPart, GatherTable, OneKernelTable, WholeTable, WindowRelease
+from ficco.tables import (
+    GatedPart,
+    GatherTable,
+    OneKernelTable,
+    PoolTable,
+    PullTable,
+    WholeTable,
+    WindowRelease,
+)
 
 __all__ = ["OwnKernels", "one_kernel_places"]
 
@@ -47,8 +63,18 @@ class Whole(NamedTuple):
     control: one_kernel.Control
 
 
-def _whole_operands(prepared: Whole, operands: OneKernelOperands) -> Any:
+_KERNELS: dict[type, Any] = {
+    OneKernelTable: one_kernel_all_reduce,
+    GatherTable: one_kernel_gather,
+    PullTable: pulled_all_reduce,
+    PoolTable: one_kernel_pool,
+}
+
+
+def _whole_operands(prepared: Whole, operands: WholeOperands) -> Any:
     """Return operands in the form of the kernel's own module."""
+    if isinstance(operands, PoolOperands):
+        return one_kernel_pool.Operands(*operands)
     if prepared.kernel is one_kernel_gather:
         outputs = [one_kernel_gather.Matrices(*output) for output in operands.outputs]
         return one_kernel_gather.Operands(operands.x, outputs, operands.kept)
@@ -134,22 +160,16 @@ class OwnKernels:
         places = one_kernel.Places(windows.words, windows.data, counts)
         missed, stop = Address(missed_word), Address(stop_word())  # not in a capture: checked above
         control = one_kernel.Control(digest, stop, missed, round(1e9 * timeout_s))
-        kernel: Any = pulled_all_reduce
-        if isinstance(table, GatherTable):
-            kernel = one_kernel_gather
-        elif isinstance(table, OneKernelTable):
-            kernel = one_kernel_all_reduce
+        kernel = _KERNELS[type(table)]
         return Whole(kernel, kernel.prepare(table, places, arrays), control)
 
     def arm_one_kernel(
-        self, prepared: Whole, operands: OneKernelOperands, copy: int
+        self, prepared: Whole, operands: WholeOperands, copy: int
     ) -> Callable[[], None]:
         """See `DeviceKernels.arm_one_kernel`."""
         return loading.prepared(self.one_kernel_launch(prepared, operands, copy))
 
-    def one_kernel_launch(
-        self, prepared: Whole, operands: OneKernelOperands, copy: int = 0
-    ) -> Launch:
+    def one_kernel_launch(self, prepared: Whole, operands: WholeOperands, copy: int = 0) -> Launch:
         """Return the launch that `arm_one_kernel` enqueues."""
         kernel, table, control = prepared
         # The device counts the copies of mailboxes by itself.
@@ -159,10 +179,12 @@ class OwnKernels:
         return launch
 
     def described_one_kernel(
-        self, prepared: Whole, operands: OneKernelOperands, places: OneKernelOperands
+        self, prepared: Whole, operands: WholeOperands, places: WholeOperands
     ) -> LaunchSpec:
         """See `DeviceKernels.described_one_kernel`."""
         launch = self.one_kernel_launch(prepared, operands)
+        if isinstance(operands, PoolOperands) or isinstance(places, PoolOperands):
+            return _described(launch, pool_places(launch, operands, places))
         if prepared.kernel is pulled_all_reduce:
             return _described(launch, _pull_places(operands, places))
         return _described(
@@ -236,6 +258,31 @@ def one_kernel_places(
         by_name["kept"] = places.x if places.kept is None else places.kept
     if places.kept is not None:
         by_name["kept_stride"] = Pitch(places.kept.slot, item)
+    return by_name
+
+
+def pool_places(launch: Launch, operands: Any, places: Any) -> dict[str, Place]:
+    """Return the places of the arguments of a pooling and all-to-all in one launch, by name.
+
+    Args:
+        launch: the launch; its tuples repeat their first element.
+        operands: handles; a matrix of indices that is empty has no pitch.
+        places: places of the operands.
+    """
+    item, y = item_bytes(operands.y), places.y
+    by_name: dict[str, Place] = {
+        "y": y, "y_stride": Pitch(y.slot, item), "copy": native_launch.Copy()
+    }  # fmt: skip
+    for i in range(len(launch.arguments["tables"])):
+        j = i if i < len(places.tables) else 0
+        table, indices, offsets = (
+            (places.tables[j], places.indices[j], places.offsets[j]) if places.tables else (y, y, y)
+        )
+        by_name |= {f"tables.{i}": table, f"indices.{i}": indices, f"offsets.{i}": offsets}
+        if places.tables:
+            by_name[f"strides.{i}"] = Pitch(table.slot, item)
+            if operands.indices[j].shape[1]:
+                by_name[f"ends.{i}"] = Pitch(indices.slot, item_bytes(operands.indices[j]))
     return by_name
 
 

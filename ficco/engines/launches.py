@@ -18,7 +18,9 @@ from ficco.compute import (
     GatedOperands,
     OneKernelOperands,
     OneKernelOutput,
+    PoolOperands,
     SumOperands,
+    WholeOperands,
 )
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.encoding import Encoded
@@ -29,7 +31,7 @@ from ficco.errors import EngineError, InputError
 from ficco.kernels.native_launch import Copy, LaunchSpec, Signal, Slot
 from ficco.plan import SIGNALS_PER_COPY, Region
 from ficco.program import Gated, OneKernel, Program, Sum
-from ficco.tables import GatherTable, OneKernelTable
+from ficco.tables import GatherTable, OneKernelTable, PoolTable
 
 __all__ = ["Launches"]
 
@@ -195,9 +197,15 @@ class Launches:
             specs[number] = self._described_sum(total, view)
         return specs
 
-    def _one_kernel(self, work: OneKernel, of: Callable[[Region], Any]) -> OneKernelOperands:
+    def _one_kernel(self, work: OneKernel, of: Callable[[Region], Any]) -> WholeOperands:
         """Return `of` applied to every matrix of a call that is one kernel."""
-        regions = self._matrices
+        regions, table = self._matrices, work.table
+        if isinstance(table, PoolTable):
+            tables, indices, offsets = (
+                [of(regions[f"{name}{i}"]) for i in range(table.tables)]
+                for name in ("table", "indices", "offsets")
+            )
+            return PoolOperands(tables, indices, offsets, of(regions["y0"]))
         outputs = [
             OneKernelOutput(
                 of(regions[names.w]),
@@ -210,8 +218,10 @@ class Launches:
         kept_x = of(regions[kept]) if kept else None
         return OneKernelOperands(of(regions["x"]), outputs, kept_x)
 
-    def _handles(self, work: OneKernel, view: View) -> OneKernelOperands:
+    def _handles(self, work: OneKernel, view: View) -> WholeOperands:
         operands = self._one_kernel(work, view)
+        if isinstance(operands, PoolOperands):
+            return operands
         outputs = [
             output._replace(w=output.w.T) if names.turned else output
             for names, output in zip(work.table.outputs, operands.outputs, strict=True)

@@ -14,7 +14,9 @@ from ficco.compute import (
     OneKernelOperands,
     OneKernelOutput,
     OneKernelWindows,
+    PoolOperands,
     SumOperands,
+    WholeOperands,
 )
 from ficco.compute.own_kernels import OwnKernels
 from ficco.kernels import gated
@@ -23,6 +25,7 @@ from ficco.kernels.variants import Launch
 from ficco.passes import compile_plan
 from ficco.plan import RankPlan, Region
 from ficco.program import Gated, OneKernel, Sum
+from ficco.tables import PoolTable
 from ficco.target import cuda_target
 from ficco.tiling import Tile
 
@@ -94,6 +97,14 @@ def _view(plan: RankPlan) -> Any:
 
 def _one_kernel(plan: RankPlan, table: Any, kernels: OwnKernels, turned: bool) -> Launch:
     dtype = table.dtype
+    if isinstance(table, PoolTable):
+        whole = {b.name: matrix(b.rows, b.cols, b.dtype) for b in plan.buffers}
+        tables, indices, offsets = (
+            [whole[f"{name}{i}"] for i in range(table.tables)]
+            for name in ("table", "indices", "offsets")
+        )
+        pooled = PoolOperands(tables, indices, offsets, whole["y0"])
+        return whole_launch(kernels, table, pooled)
     columns = {buffer.name: buffer.cols for buffer in plan.buffers}
     outputs = []
     for names in table.outputs:
@@ -157,7 +168,7 @@ def _gated(
             yield launch
 
 
-def whole_launch(kernels: OwnKernels, table: Any, operands: OneKernelOperands) -> Launch:
+def whole_launch(kernels: OwnKernels, table: Any, operands: WholeOperands) -> Launch:
     """Return the launch of a call that is one kernel."""
     nowhere = [[_ADDRESS] * table.world] * 2
     windows = OneKernelWindows(nowhere, nowhere, _ADDRESS)

@@ -35,7 +35,7 @@ from ficco.kernels.one_kernel import (
 from ficco.kernels.variants import Launch
 from ficco.lowering.cutting import chunk_bounds
 from ficco.plan import SIGNALS
-from ficco.tables import GATES, PoolTable
+from ficco.tables import GATES, MOVES, PoolTable
 
 __all__ = ["Operands", "PoolAndPush", "launch_of", "pool_and_push", "prepare", "warm"]
 
@@ -43,7 +43,7 @@ __all__ = ["Operands", "PoolAndPush", "launch_of", "pool_and_push", "prepare", "
 _WARPS, _THREADS = 2, 64
 _LOOKUPS = 2  # rows of each bag that a step adds
 _LEAST_COLS, _MOST_COLS, _MOST_BAGS = 16, 256, 16
-_MOVED_BYTES = 16_384  # that a program copies out of the window
+_MOVED_BYTES = 4_096  # that a program copies out of the window at a time
 _LEAST_JOBS = 64
 _INT32_MAX = (1 << 31) - 1
 _LENGTHS = (8, 32)  # of the tuples of tables, which are part of a compiled kernel
@@ -88,7 +88,7 @@ class Operands(NamedTuple):
     Attributes:
         tables: per own table [rows, dim], unit stride along rows; rows and row stride below 2^31.
         indices: per table [1, lookups]: rows of all bags. The distance between rows of this matrix
-            is the number of lookups, where the last bag ends.
+            is the number of lookups, where the last bag ends; native code reads it there.
         offsets: per table [1, batch]: the first lookup of each bag.
         y: the result [own rows, columns of all ranks' tables], unit stride along rows.
     """
@@ -162,7 +162,7 @@ def _jobs(table: PoolTable, bags: int, cols: int, move_rows: int) -> tuple[list[
         add(items, _OWN, table.rank, table.bag, table.rows, 0, table.left, width, 0)
     for chunk, (begin, end) in enumerate(pairwise(chunk_bounds(table.rows, table.chunks, "none"))):
         for source, left, columns in table.received if begin < end else ():
-            items = -(-(end - begin) // move_rows)
+            items = -(-(end - begin) // (move_rows * MOVES))
             add(items, _COPY, source, 0, end - begin, begin, left, columns, chunk)
     return jobs, leaving
 
@@ -231,7 +231,7 @@ def _arguments(
         "strides": _filled(strides, 0),
         "indices": _filled(operands.indices, y),
         "offsets": _filled(operands.offsets, y),
-        "ends": _filled([stride(each, 0) for each in operands.indices], 0),
+        "ends": _filled([each.shape[1] for each in operands.indices], 0),
         "jobs": prepared.jobs,
         "counts": prepared.counts,
         "places": prepared.places,
@@ -291,4 +291,10 @@ def _check(table: PoolTable, operands: Operands) -> None:
                 f"numbers may be at most {_INT32_MAX}"
             )
         check_operand(f"offsets{i}", offsets[i], (1, batch), dtype_name(indices[0]))
-        check_operand(f"indices{i}", indices[i], (1, indices[i].shape[1]), dtype_name(indices[0]))
+        lookups = indices[i].shape[1]
+        check_operand(f"indices{i}", indices[i], (1, lookups), dtype_name(indices[0]))
+        if lookups and stride(indices[i], 0) != lookups:
+            raise InputError(
+                f"indices{i} has {lookups} lookups and a distance of {stride(indices[i], 0)} "
+                "between rows; both must be equal"
+            )

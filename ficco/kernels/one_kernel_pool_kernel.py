@@ -24,6 +24,7 @@ from ficco.kernels.pooled_block import block_sums
 from ficco.kernels.signal_wait import await_if
 from ficco.kernels.tile_signal import count_tiles
 from ficco.plan import SIGNALS, Signal, signal_place
+from ficco.tables import MOVES
 
 __all__ = ["one_kernel_pool"]
 
@@ -45,6 +46,7 @@ _WIDTH = tl.constexpr(8)  # columns of all tables of the peer
 _SIGNAL = tl.constexpr(9)  # index of its signal among a writer's
 _FIELDS = tl.constexpr(10)
 _SEND, _COPY = tl.constexpr(0), tl.constexpr(2)
+_MOVES = tl.constexpr(MOVES)
 
 
 @triton.jit
@@ -164,22 +166,25 @@ def _copy(  # noqa: PLR0913
     )  # fmt: skip
     came = met & await_if(met != 0, words + place, 1, stop, timeout_ns, status, place + 1, False,
                           ON_GPU)  # fmt: skip
-    row = (item - tl.load(job + _BEGIN)) * MOVE_ROWS + tl.arange(0, MOVE_ROWS)
-    exists = row < tl.load(job + _ROWS)
-    row = (tl.load(job + _TOP) + row).to(tl.int64)
-    column = tl.load(job + _LEFT)
-    sources = tl.load(places + WORLD + rank) + (row * window_stride + column) * size
-    targets = y.to(tl.int64) + (row * y_stride + column) * size
-    sources = tl.multiple_of(sources.to(y.dtype), BYTES)
-    targets = tl.multiple_of(targets.to(y.dtype), BYTES)
+    first = (item - tl.load(job + _BEGIN)) * MOVE_ROWS * _MOVES
+    past = tl.minimum(first + MOVE_ROWS * _MOVES, tl.load(job + _ROWS))
+    top, column = tl.load(job + _TOP), tl.load(job + _LEFT)
     width = tl.multiple_of(tl.load(job + _WIDTH), EDGE)
-    for left in tl.range(0, width, MOVE_COLS):
-        col = left + tl.arange(0, MOVE_COLS)
-        inside = exists[:, None] & (col < width)[None, :]
-        piece = tl.load(sources[:, None] + col[None, :], mask=inside & (came != 0), other=0)
-        if came == 0:
-            piece = tl.full((MOVE_ROWS, MOVE_COLS), float("nan"), tl.float32).to(piece.dtype)
-        tl.store(targets[:, None] + col[None, :], piece, mask=inside)
+    window = tl.load(places + WORLD + rank)
+    for begin in tl.range(first, past, MOVE_ROWS):
+        row = begin + tl.arange(0, MOVE_ROWS)
+        exists = row < past
+        at = (top + row).to(tl.int64)
+        sources = (window + (at * window_stride + column) * size).to(y.dtype)
+        targets = (y.to(tl.int64) + (at * y_stride + column) * size).to(y.dtype)
+        sources, targets = tl.multiple_of(sources, BYTES), tl.multiple_of(targets, BYTES)
+        for left in tl.range(0, width, MOVE_COLS):
+            col = left + tl.arange(0, MOVE_COLS)
+            inside = exists[:, None] & (col < width)[None, :]
+            piece = tl.load(sources[:, None] + col[None, :], mask=inside & (came != 0), other=0)
+            if came == 0:
+                piece = tl.full((MOVE_ROWS, MOVE_COLS), float("nan"), tl.float32).to(piece.dtype)
+            tl.store(targets[:, None] + col[None, :], piece, mask=inside)
 
 
 @triton.jit(do_not_specialize=POOL_AND_PUSH.unknown)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.problem import MAX_WORLD
-from ficco.tables import GATES, VACANT
+from ficco.tables import GATES, MOVES, VACANT
 
 __all__ = ["MODULES", "digest"]
 
@@ -36,7 +36,7 @@ def digest() -> str:
         text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         hashed.update(f"{name}\n{_code_of(text)}\n".encode())
     places = [signal_place(Signal(0, kind, 0)) for kind in ("entered", "free")]
-    hashed.update(repr((sorted(SIGNALS.items()), places, MAX_WORLD, GATES, VACANT)).encode())
+    hashed.update(repr((sorted(SIGNALS.items()), places, MAX_WORLD, GATES, VACANT, MOVES)).encode())
     return hashed.hexdigest()
 
 

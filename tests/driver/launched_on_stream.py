@@ -17,7 +17,14 @@ import numpy as np
 from numpy_on_stream import Kernels, Prepared
 from one_kernel_on_stream import WholeCall
 
-from ficco.compute import GatedOperands, OneKernelOperands, OneKernelOutput, SumOperands
+from ficco.compute import (
+    GatedOperands,
+    OneKernelOperands,
+    OneKernelOutput,
+    PoolOperands,
+    SumOperands,
+    WholeOperands,
+)
 from ficco.kernels.native_launch import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
 from ficco.kernels.variants import Passed
 
@@ -59,9 +66,13 @@ class LaunchedKernels(Kernels):
     def described_one_kernel(
         self,
         prepared: WholeCall,
-        operands: OneKernelOperands,
-        places: OneKernelOperands,
+        operands: WholeOperands,
+        places: WholeOperands,
     ) -> LaunchSpec:
+        if isinstance(operands, PoolOperands):
+            return self._described_pooling(prepared, operands, places)
+        assert isinstance(places, OneKernelOperands)
+
         def named(found: OneKernelOperands) -> dict[str, Any]:
             each = {"x": found.x, "kept": found.kept}
             for i, output in enumerate(found.outputs):
@@ -74,6 +85,24 @@ class LaunchedKernels(Kernels):
                 for i in range(len(operands.outputs))
             ]
             prepared.run(OneKernelOperands(found["x"], outputs, found.get("kept")), found["copy"])
+
+        given = {**named(operands), "copy": None}
+        return self._spec("one_kernel", given, {**named(places), "copy": Copy()}, run)
+
+    def _described_pooling(
+        self, prepared: WholeCall, operands: PoolOperands, places: WholeOperands
+    ) -> LaunchSpec:
+        lists = ("tables", "indices", "offsets")
+
+        def named(of: Any) -> dict[str, Any]:
+            every = {f"{name}{i}": one for name in lists for i, one in enumerate(getattr(of, name))}
+            return {"y": of.y, **every}
+
+        def run(found: Mapping[str, Any]) -> None:
+            given = [[found[f"{name}{i}"] for i in range(len(operands.tables))] for name in lists]
+            for i, index in enumerate(given[1]):  # the pitch says how many lookups there are
+                given[1][i] = index[:, : index.strides[0] // index.itemsize]
+            prepared.run(PoolOperands(*given, found["y"]), found["copy"])
 
         given = {**named(operands), "copy": None}
         return self._spec("one_kernel", given, {**named(places), "copy": Copy()}, run)

@@ -23,10 +23,10 @@ from one_kernel_on_stream import WholeCall, call_of
 from ficco.compute import (
     DeviceKernels,
     GatedOperands,
-    OneKernelOperands,
     OneKernelWindows,
     Slots,
     SumOperands,
+    WholeOperands,
     dtype_of,
 )
 from ficco.compute.numpy import NumpyCompute
@@ -123,15 +123,15 @@ class Kernels:
         return call_of(table, windows, digest, timeout_s, (missed_word, stop_word()))
 
     def arm_one_kernel(
-        self, prepared: WholeCall, operands: OneKernelOperands, copy: int
+        self, prepared: WholeCall, operands: WholeOperands, copy: int
     ) -> Callable[[], None]:
         return lambda: self._compute._enqueue("one_kernel", lambda: prepared.run(operands, copy))
 
     def described_one_kernel(
         self,
         prepared: WholeCall,
-        operands: OneKernelOperands,
-        places: OneKernelOperands,
+        operands: WholeOperands,
+        places: WholeOperands,
     ) -> LaunchSpec:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 

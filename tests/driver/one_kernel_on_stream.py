@@ -6,14 +6,23 @@ import ctypes
 import functools
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ficco.compute import OneKernelOperands, OneKernelWindows, dtype_of
+from ficco.compute import OneKernelWindows, PoolOperands, dtype_of
+from ficco.lowering.cutting import chunk_bounds
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
 from ficco.problem import offsets
-from ficco.tables import VACANT, GatherTable, OneKernelTable, WholeTable
+from ficco.tables import (
+    VACANT,
+    GatherTable,
+    OneKernelTable,
+    PoolTable,
+    PullTable,
+    WholeTable,
+)
 
 __all__ = ["WholeCall", "call_of"]
 
@@ -34,7 +43,7 @@ class WholeCall:
         self.peers = [rank for rank in range(table.world) if rank != table.rank]
         self.copy = 0
 
-    def run(self, operands: OneKernelOperands, copy: int) -> None:
+    def run(self, operands: Any, copy: int) -> None:
         """Do a call; where something does not come, tell what, and leave NaN."""
         self.copy = copy
         x = np.asarray(operands.x)
@@ -280,7 +289,59 @@ class PullCall(_OnWindows):
             self._set(ready, 1)
 
 
+class PoolCall(_OnWindows):
+    """Calls of an embedding_all_to_all."""
+
+    def run(self, operands: PoolOperands, copy: int) -> None:
+        """See `WholeCall.run`."""
+        self.copy, y = copy, np.asarray(operands.y)
+        try:
+            self._pool_and_push(operands, y)
+        except TimeoutError:
+            y.fill(np.nan)
+
+    def _pool_and_push(self, operands: PoolOperands, y: Any) -> None:
+        t = self.table
+        self._enter()
+        own = slice(t.left, t.left + t.tables * t.dim)
+        bounds = [chunk_bounds(sent.rows, t.chunks, "none") for sent in t.sent]
+        for chunk in range(t.chunks):
+            for (peer, bag, _), edges in zip(t.sent, bounds, strict=True):
+                begin, end = edges[chunk : chunk + 2]
+                if begin < end:
+                    target = self._recv(peer, end, y.shape[1])[begin:, own]
+                    target[:] = self._bags(operands, bag + begin, bag + end)
+                    self._set([Signal(peer, "data", t.rank, chunk)], 1)
+        if t.rows and t.tables:
+            y[:, own] = self._bags(operands, t.bag, t.bag + t.rows)
+        heard = self._meet()
+        for chunk, (begin, end) in enumerate(pairwise(chunk_bounds(t.rows, t.chunks, "none"))):
+            for source, left, width in t.received if begin < end else ():
+                arrived = Signal(t.rank, "data", source, chunk)
+                self._await([arrived])
+                heard.append(arrived)
+                box = (slice(begin, end), slice(left, left + width))
+                y[box] = self._recv(t.rank, end, y.shape[1])[box]
+        self._leave(heard)
+
+    def _recv(self, rank: int, rows: int, cols: int) -> Any:
+        return self._matrix(rank, self.table.recv, rows, cols)
+
+    @staticmethod
+    def _bags(operands: PoolOperands, begin: int, end: int) -> Any:
+        """Return the sums of bags [begin, end) of all tables, side by side."""
+        columns = []
+        for table, indices, starts in zip(*operands[:3], strict=True):
+            rows, index = np.asarray(table), np.asarray(indices)[0]
+            edges = [*np.asarray(starts)[0].tolist(), len(index)][begin : end + 1]
+            columns.append([rows[index[a:b]].astype(np.float32).sum(0) for a, b in pairwise(edges)])
+        return np.concatenate(columns, 1)
+
+
 def call_of(table: WholeTable, *rest: Any) -> WholeCall:
     """Return the calls of a table; see `WholeCall`."""
-    kind = GatherCall if isinstance(table, GatherTable) else PullCall
-    return (OneKernelCall if isinstance(table, OneKernelTable) else kind)(table, *rest)
+    kinds: dict[type, type[WholeCall]] = {
+        GatherTable: GatherCall, PullTable: PullCall, OneKernelTable: OneKernelCall,
+        PoolTable: PoolCall,
+    }  # fmt: skip
+    return kinds[type(table)](table, *rest)

@@ -14,7 +14,13 @@ from torch_on_double import Rank
 from values_worker import draw
 
 import ficco
-from ficco.compute import GatedOperands, OneKernelOperands, OneKernelOutput
+from ficco.compute import (
+    GatedOperands,
+    OneKernelOperands,
+    OneKernelOutput,
+    PoolOperands,
+    WholeOperands,
+)
 from ficco.engines.wanted import DescribedKernels, whole_launch
 from ficco.kernels.arrays import Address, Described
 from ficco.kernels.variants import Launch, Variant, variant_of
@@ -64,7 +70,12 @@ class Looked:
         if launch is not None:
             self.found.add(variant_of(launch))
 
-    def _whole(self, prepared: Any, operands: OneKernelOperands) -> None:
+    def _whole(self, prepared: Any, operands: WholeOperands) -> None:
+        if isinstance(operands, PoolOperands):
+            lists = [[*map(_as_it_lies, each)] for each in operands[:3]]
+            pooled = PoolOperands(*lists, _as_it_lies(operands.y))
+            self.found.add(variant_of(whole_launch(self._as_on_gpu, prepared.table, pooled)))
+            return
         outputs = [OneKernelOutput(*map(_as_it_lies, each)) for each in operands.outputs]
         there = OneKernelOperands(_as_it_lies(operands.x), outputs, _as_it_lies(operands.kept))
         launch: Launch = whole_launch(self._as_on_gpu, prepared.table, there)
