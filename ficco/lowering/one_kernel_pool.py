@@ -15,14 +15,14 @@ from ficco.lowering.cutting import check_implemented, chunk_bounds
 from ficco.lowering.handshake import await_entered
 from ficco.lowering.one_kernel import LANE, check_axes, closed, opened, signals_step, stored
 from ficco.lowering.producing import PARTIAL, Bags, Piece
-from ficco.lowering.scattering import RECV
 from ficco.lowering.single import alone_with_bags
 from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
 from ficco.schedule import Schedule
 
-__all__ = ["MOST_TABLES", "lower_one_kernel_pool"]
+__all__ = ["MOST_TABLES", "POOLED", "lower_one_kernel_pool"]
 
+POOLED = "pooled"  # window: what peers pooled for this rank
 MOST_TABLES = 32  # of a rank; the kernel takes their addresses as parameters
 
 
@@ -47,7 +47,7 @@ def lower_one_kernel_pool(problem: Problem, schedule: Schedule, rank: int) -> Ra
                 source = Region(rank, PARTIAL, *rows, 0, widths[rank])
                 pieces.append(Piece(*rows, 0, widths[rank], source))
                 sources.append(source)
-                targets.append(Region(peer, RECV, begin, end, lefts[rank], lefts[rank + 1]))
+                targets.append(Region(peer, POOLED, begin, end, lefts[rank], lefts[rank + 1]))
         if pieces:
             steps += bags.steps(f"{number}", pieces)
             steps += stored(
@@ -66,7 +66,7 @@ def lower_one_kernel_pool(problem: Problem, schedule: Schedule, rank: int) -> Ra
             signals += arrived
             steps.append(signals_step(f"arrived.{number}", "wait", tuple(arrived)))
             boxes = [
-                Region(rank, RECV, begin, end, lefts[peer], lefts[peer + 1]) for peer in senders
+                Region(rank, POOLED, begin, end, lefts[peer], lefts[peer + 1]) for peer in senders
             ]
             moved = tuple([box._replace(buffer="y0") for box in boxes])
             steps.append(Step(f"move.{number}", LANE, "local_copy", "sm", tuple(boxes), moved))
@@ -79,7 +79,7 @@ def _buffers(problem: Problem, rank: int, lefts: tuple[int, ...]) -> list[Buffer
     return [
         Buffer("y0", "output", problem.rows[rank], lefts[-1], dtype),
         Buffer(PARTIAL, "workspace", problem.m, width, dtype),
-        Buffer(RECV, "window", max(problem.rows), lefts[-1], dtype, copies=2),
+        Buffer(POOLED, "window", max(problem.rows), lefts[-1], dtype, copies=2),
     ]
 
 

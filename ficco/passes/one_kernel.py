@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ficco.lowering.multiplying import WINDOW as GATHERED
+from ficco.lowering.one_kernel_pool import POOLED
 from ficco.lowering.pulled_all_reduce import PRODUCTS
-from ficco.lowering.scattering import RECV
 from ficco.passes import (
     one_kernel_all_reduce,
     one_kernel_gather,
@@ -23,7 +23,7 @@ def is_one_kernel(plan: RankPlan) -> bool:
 
     A rank without rows to store takes part in such a call, too.
     """
-    names = (GATHERED, PRODUCTS, RECV)
+    names = (GATHERED, PRODUCTS, POOLED)
     windows = has_mailbox(plan.buffers) or any(buffer.name in names for buffer in plan.buffers)
     one_lane = len({step.lane for step in plan.steps}) == 1
     copies = all(step.unit == "sm" for step in plan.steps if step.kind == "copy")
@@ -40,7 +40,7 @@ def table_of(plan: RankPlan) -> WholeTable:
         return one_kernel_gather.table_of(plan)
     if any(buffer.name == PRODUCTS for buffer in plan.buffers):
         return pulled_all_reduce.table_of(plan)
-    if not has_mailbox(plan.buffers):
+    if any(buffer.name == POOLED for buffer in plan.buffers):
         return one_kernel_pool.table_of(plan)
     return one_kernel_all_reduce.table_of(plan)
 

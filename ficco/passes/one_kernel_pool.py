@@ -6,7 +6,7 @@ does with it, and the plan must be the same, step by step.
 
 from __future__ import annotations
 
-from ficco.lowering.scattering import RECV
+from ficco.lowering.one_kernel_pool import POOLED
 from ficco.passes.readback_one_kernel import steps_of_one_kernel
 from ficco.passes.same_steps import check_same_steps
 from ficco.plan import RankPlan, Signal, window_places
@@ -62,5 +62,5 @@ def _suggested(plan: RankPlan) -> PoolTable:
         dim=tables[0].cols if tables else 1, left=left, bag=bag, rows=y.rows,
         sent=tuple([sent[peer] for peer in turns if peer in sent]),
         received=tuple([received[peer] for peer in turns if peer in received]), chunks=chunks,
-        recv=window_places(plan.buffers)[0][RECV],
+        recv=window_places(plan.buffers)[0][POOLED],
     )  # fmt: skip
