@@ -155,8 +155,8 @@ POOL_AND_PUSH = _kernel(
     "one_kernel_pool_kernel",
     "y:*? tables:*[]? strides:i64[]? indices:*[]? offsets:*[]? ends:i64[]? jobs:*i32? "
     f"counts:*i32? places:*i64? gates:*i32? {_WAIT} digest:i32? copy:i32? copy_places:i32? "
-    "job_count:i32? leaving:i32? batch:i32? dim:i32? chunks:i32? rank:i32? peers:i64? sources:i64? "
-    "y_stride:i64? window_stride:i64? timeout_ns:i64? "
+    "job_count:i32? blocks:i32? leaving:i32? batch:i32? dim:i32? chunks:i32? rank:i32? peers:i64? "
+    "sources:i64? y_stride:i64? window_stride:i64? timeout_ns:i64? "
     "WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= MOVE_ROWS:= MOVE_COLS:= EDGE:= BYTES:= ON_GPU:=",
 )
 

@@ -44,6 +44,7 @@ _WARPS, _THREADS = 2, 64
 _LOOKUPS = 2  # rows of each bag that a step adds
 _LEAST_COLS, _MOST_COLS, _MOST_BAGS = 16, 256, 16
 _MOVED_BYTES = 4_096  # that a program copies out of the window at a time
+_ITEMS, _MOST_BLOCKS = 24, 4  # items for each multiprocessor, if there are enough blocks
 _LEAST_JOBS = 64
 _INT32_MAX = (1 << 31) - 1
 _LENGTHS = (8, 32)  # of the tuples of tables, which are part of a compiled kernel
@@ -56,19 +57,21 @@ class PoolAndPush(NamedTuple):
     Attributes:
         table: the table.
         bags, cols: bags and columns of a block.
+        blocks: blocks of an item.
         move_rows, move_cols: rows and columns that a program copies at a time.
         places, jobs: the kernel's tables, on the device.
         counts, gates: zeros between launches.
         copy_places: entries of one window copy in `places`.
         job_count: number of jobs.
         items: blocks, and groups of rows to copy.
-        leaving: programs that use the gates.
+        leaving: jobs, items and programs that use the gates; see the kernel.
         arrays: the array library for the device.
     """
 
     table: PoolTable
     bags: int
     cols: int
+    blocks: int
     move_rows: int
     move_cols: int
     places: Any
@@ -112,9 +115,12 @@ def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
     cols = max(min(power(table.dim), _MOST_COLS), _LEAST_COLS)
     bags = max(min(_THREADS * (ALIGN // item) // cols, _MOST_BAGS), 1)
     widest = max([received.width for received in table.received], default=1)
-    move_cols = max(min(power(widest), _MOVED_BYTES // item // 8), _LEAST_COLS)
-    move_rows = max(_MOVED_BYTES // item // move_cols, 1)
-    jobs, leaving = _jobs(table, bags, cols, move_rows)
+    move_cols = max(min(power(widest), _MOVED_BYTES // item), _LEAST_COLS)
+    move_rows = _MOVED_BYTES // item // move_cols
+    made = sum([sent.rows for sent in table.sent]) + table.rows
+    every = -(-made // bags) * table.tables * -(-table.dim // cols)
+    blocks = max(min(every // ((arrays.processors or 1) * _ITEMS), _MOST_BLOCKS), 1)
+    jobs, leaving = _jobs(table, (bags, cols, blocks), (move_rows, move_cols))
     numbers = [
         [*words, *(base + table.recv for base in data)]
         for words, data in zip(*places[:2], strict=True)
@@ -123,6 +129,7 @@ def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
         table=table,
         bags=bags,
         cols=cols,
+        blocks=blocks,
         move_rows=move_rows,
         move_cols=move_cols,
         places=arrays.place(numbers, "int64"),
@@ -137,33 +144,44 @@ def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
     )
 
 
-def _jobs(table: PoolTable, bags: int, cols: int, move_rows: int) -> tuple[list[list[int]], int]:
-    """Return the kernel's jobs, and the number of their items that use the gates."""
+def _jobs(
+    table: PoolTable, block: tuple[int, int, int], moved: tuple[int, int]
+) -> tuple[list[list[int]], int]:
+    """Return the kernel's jobs, and the number of those for peers and of items that copy.
+
+    Args:
+        table: of the plan.
+        block: bags and columns of a block, and blocks of an item.
+        moved: rows and columns that a program copies at a time.
+    """
+    bags, cols, blocks = block
     jobs: list[list[int]] = []
-    width = table.tables * table.dim
-    across = table.tables * -(-table.dim // cols)
+    width, across = table.tables * table.dim, table.tables * -(-table.dim // cols)
     leaving = 0
 
     def add(items: int, kind: int, *fields: int) -> None:
-        nonlocal leaving
         begin = jobs[-1][1] if jobs else 0
         jobs.append([begin, begin + items, kind, *fields])
-        leaving += items if kind != _OWN else 0
+
+    def pooled(rows: int) -> int:
+        return -(-(-(-rows // bags) * across) // blocks)
 
     bounds = [chunk_bounds(sent.rows, table.chunks, "none") for sent in table.sent]
     for chunk in range(table.chunks):
         for (peer, bag, _), edges in zip(table.sent, bounds, strict=True):
             begin, end = edges[chunk : chunk + 2]
             if begin < end:
-                items = -(-(end - begin) // bags) * across
-                add(items, _SEND, peer, bag + begin, end - begin, begin, table.left, width, chunk)
+                about = (peer, bag + begin, end - begin, begin, table.left, width, chunk)
+                add(pooled(end - begin), _SEND, *about)
+                leaving += 1
     if table.rows and width:
-        items = -(-table.rows // bags) * across
-        add(items, _OWN, table.rank, table.bag, table.rows, 0, table.left, width, 0)
+        about = (table.rank, table.bag, table.rows, 0, table.left, width, 0)
+        add(pooled(table.rows), _OWN, *about)
     for chunk, (begin, end) in enumerate(pairwise(chunk_bounds(table.rows, table.chunks, "none"))):
         for source, left, columns in table.received if begin < end else ():
-            items = -(-(end - begin) // (move_rows * MOVES))
+            items = -(-(end - begin) // (moved[0] * MOVES)) * -(-columns // moved[1])
             add(items, _COPY, source, 0, end - begin, begin, left, columns, chunk)
+            leaving += items
     return jobs, leaving
 
 
@@ -242,6 +260,7 @@ def _arguments(
         "copy": copy,
         "copy_places": prepared.copy_places,
         "job_count": prepared.job_count,
+        "blocks": prepared.blocks,
         "leaving": prepared.leaving,
         "batch": operands.offsets[0].shape[1] if operands.tables else 0,
         "dim": table.dim,

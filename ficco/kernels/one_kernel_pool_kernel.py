@@ -1,7 +1,8 @@
 """A whole embedding_all_to_all of one rank in one launch. Device code only.
 
-The first program is the door (see `one_kernel_handshake`). Every other program has one item: a
-block of sums of one table, or rows to copy. Items follow each other in the order of programs:
+The first program is the door (see `one_kernel_handshake`). Every other program has one item: some
+blocks of sums, each of one table, or rows to copy. Items follow each other in the order of
+programs:
 
     blocks for peers: chunk 0 of each peer, chunk 1, ...     stored in the peers' windows; counted
     own blocks                                               stored in y
@@ -10,7 +11,7 @@ block of sums of one table, or rows to copy. Items follow each other in the orde
 The program that completes a chunk of a peer raises the chunk's signal there. Only items that copy
 wait for peers. GPUs start programs in the order of their numbers (see
 `one_kernel_all_reduce_kernel`), so no program waits for peers before all blocks for peers are under
-way. The last program of those that use the handshake's gates releases the window.
+way. The last user of the handshake's gates releases the window.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import POOL_AND_PUSH
-from ficco.kernels.one_kernel_handshake import MET, OPEN, give_back, leave, meet, open_window
+from ficco.kernels.one_kernel_handshake import (
+    MET,
+    OPEN,
+    give_back,
+    leave,
+    meet,
+    open_window,
+    tell,
+)
 from ficco.kernels.pooled_block import block_sums
 from ficco.kernels.signal_wait import await_if
-from ficco.kernels.tile_signal import count_tiles
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.tables import MOVES
 
@@ -47,6 +55,10 @@ _SIGNAL = tl.constexpr(9)  # index of its signal among a writer's
 _FIELDS = tl.constexpr(10)
 _SEND, _COPY = tl.constexpr(0), tl.constexpr(2)
 _MOVES = tl.constexpr(MOVES)
+# The gate with 1 + the place of a word that did not arrive. The status word is in the host's
+# memory, which takes too long to read for each program.
+_MISSED = tl.constexpr(3)
+_FAILED = tl.constexpr(1 << 30)  # added to the count of a job of which an item was not stored
 
 
 @triton.jit
@@ -66,16 +78,14 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
     indices,
     offsets,
     ends,
-    counts,
     places,
     gates,
     stop,
-    status,
     job,
     item,
+    blocks,
     batch,
     dim,
-    rank,
     y_stride,
     window_stride,
     timeout_ns,
@@ -87,53 +97,75 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
     BYTES: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Store a block of sums in a peer's window or in y; count a block for a peer."""
+    """Store an item's blocks of sums in a peer's window or in y; return 0 if a wait gave up."""
     size: tl.constexpr = y.dtype.element_ty.primitive_bitwidth // 8
     sends = tl.load(job + _KIND) == _SEND
-    peer, width = tl.load(job + _PEER), tl.load(job + _WIDTH)
-    panels = tl.cdiv(dim, COLS)
-    across = width // dim * panels
-    within = item - tl.load(job + _BEGIN)
-    number = within % across // panels
-    left = tl.multiple_of(within % panels * COLS, COLS)
-    place = within // across * BAGS + tl.arange(0, BAGS)
-    bag = tl.load(job + _BAG) + place
-    exists = place < tl.load(job + _ROWS)
-
-    own_offsets = _element(offsets, number).to(offsets[0].dtype)
-    begin = tl.load(own_offsets + bag, mask=exists, other=0).to(tl.int64)
-    followed = exists & (bag + 1 < batch)
-    end = tl.load(own_offsets + bag + 1, mask=followed, other=0).to(tl.int64)
-    end = tl.where(followed, end, _element(ends, number))
-    count = tl.where(exists, end - begin, 0).to(tl.int32)
-    own_indices = _element(indices, number).to(indices[0].dtype) + begin
-    source = (_element(tables, number) + left * size).to(tables[0].dtype)
-    source = tl.multiple_of(source, BYTES)
-    stride = tl.multiple_of(_element(strides, number).to(tl.int32), EDGE)
-    here = tl.multiple_of(tl.minimum(dim - left, COLS), EDGE)
-    total = block_sums(
-        source, stride, here, own_indices, own_indices, True, count, BAGS, COLS, LOOKUPS, False
-    )
-
-    stored = sends.to(tl.int32)
-    opened = await_if(
-        sends, gates + OPEN, 1, stop, timeout_ns, status, _FREE + 1, False, ON_GPU
-    )  # fmt: skip
-    stored = stored & opened
+    peer, width, bags = tl.load(job + _PEER), tl.load(job + _WIDTH), tl.load(job + _ROWS)
+    first, top, column = tl.load(job + _BAG), tl.load(job + _TOP), tl.load(job + _LEFT)
     at = tl.where(sends, tl.load(places + WORLD + peer), y.to(tl.int64))
     target_stride = tl.where(sends, window_stride, y_stride)
-    column = tl.load(job + _LEFT) + number * dim + left
-    rows = (tl.load(job + _TOP) + place).to(tl.int64) * target_stride + column
-    targets = tl.multiple_of((at + rows * size).to(y.dtype), BYTES)
-    col = tl.arange(0, COLS)
-    tl.store(
-        targets[:, None] + col[None, :], total.to(y.dtype.element_ty),
-        mask=exists[:, None] & (col < here)[None, :] & (opened != 0),
-    )  # fmt: skip
-    signal = tl.load(job + _SIGNAL)
+    panels = tl.cdiv(dim, COLS)
+    across = width // dim * panels
+    begun = (item - tl.load(job + _BEGIN)) * blocks
+    ended = tl.minimum(begun + blocks, tl.cdiv(bags, BAGS) * across)
+    opened = 1 - sends.to(tl.int32)
+    for block in tl.range(begun, ended):
+        number = block % across // panels
+        left = tl.multiple_of(block % panels * COLS, COLS)
+        place = block // across * BAGS + tl.arange(0, BAGS)
+        bag = first + place
+        exists = place < bags
+        own_offsets = _element(offsets, number).to(offsets[0].dtype)
+        begin = tl.load(own_offsets + bag, mask=exists, other=0).to(tl.int64)
+        followed = exists & (bag + 1 < batch)
+        end = tl.load(own_offsets + bag + 1, mask=followed, other=0).to(tl.int64)
+        end = tl.where(followed, end, _element(ends, number))
+        count = tl.where(exists, end - begin, 0).to(tl.int32)
+        own_indices = _element(indices, number).to(indices[0].dtype) + begin
+        source = (_element(tables, number) + left * size).to(tables[0].dtype)
+        source = tl.multiple_of(source, BYTES)
+        stride = tl.multiple_of(_element(strides, number).to(tl.int32), EDGE)
+        here = tl.multiple_of(tl.minimum(dim - left, COLS), EDGE)
+        total = block_sums(
+            source, stride, here, own_indices, own_indices, True, count,
+            BAGS, COLS, LOOKUPS, False,
+        )  # fmt: skip
+        if opened == 0:
+            opened = await_if(
+                opened == 0, gates + OPEN, 1, stop, timeout_ns, gates + _MISSED, _FREE + 1, False,
+                ON_GPU,
+            )  # fmt: skip
+        rows = (top + place).to(tl.int64) * target_stride + (column + number * dim + left)
+        targets = tl.multiple_of((at + rows * size).to(y.dtype), BYTES)
+        col = tl.arange(0, COLS)
+        tl.store(
+            targets[:, None] + col[None, :], total.to(y.dtype.element_ty),
+            mask=exists[:, None] & (col < here)[None, :] & (opened != 0),
+        )  # fmt: skip
+    return opened
+
+
+@triton.jit
+def _sent(counts, places, gates, job, rank, opened):
+    """Count an item for a peer; with the last one of a job raise its signal, and leave.
+
+    Return how many had left before, or -1. No signal is raised if an item was not stored.
+    """
+    peer, signal = tl.load(job + _PEER), tl.load(job + _SIGNAL)
+    items = tl.load(job + _PAST) - tl.load(job + _BEGIN)
     word = tl.load(places + peer).to(tl.pointer_type(tl.int32)) + rank * _CHUNKS + signal
-    tiles = tl.load(job + _PAST) - tl.load(job + _BEGIN)
-    count_tiles(counts + peer * _CHUNKS + signal, stored, tiles, word, ON_GPU)
+    count = counts + peer * _CHUNKS + signal
+    before = tl.full((), -1, tl.int32)
+    if opened == 0:
+        tl.atomic_or(count, _FAILED, sem="relaxed", scope="gpu")
+    tl.debug_barrier()
+    counted = tl.atomic_add(count, 1, sem="acq_rel", scope="gpu")
+    if counted % _FAILED == items - 1:
+        tl.atomic_xchg(count, 0, sem="relaxed", scope="gpu")
+        if counted < _FAILED:
+            tl.atomic_xchg(word, 1, sem="release", scope="sys")
+        before = leave(gates)
+    return before
 
 
 @triton.jit
@@ -143,7 +175,6 @@ def _copy(  # noqa: PLR0913
     gates,
     words,
     stop,
-    status,
     job,
     item,
     rank,
@@ -161,30 +192,32 @@ def _copy(  # noqa: PLR0913
     size: tl.constexpr = y.dtype.element_ty.primitive_bitwidth // 8
     place = tl.load(job + _PEER) * _CHUNKS + tl.load(job + _SIGNAL)
     met = await_if(
-        tl.full((), 1, tl.int32) != 0, gates + MET, 1, stop, timeout_ns, status, _ENTERED + 1,
+        tl.full((), 1, tl.int32) != 0, gates + MET, 1, stop, timeout_ns, gates + _MISSED,
+        _ENTERED + 1,
         False, ON_GPU,
     )  # fmt: skip
-    came = met & await_if(met != 0, words + place, 1, stop, timeout_ns, status, place + 1, False,
-                          ON_GPU)  # fmt: skip
-    first = (item - tl.load(job + _BEGIN)) * MOVE_ROWS * _MOVES
-    past = tl.minimum(first + MOVE_ROWS * _MOVES, tl.load(job + _ROWS))
-    top, column = tl.load(job + _TOP), tl.load(job + _LEFT)
+    came = met & await_if(
+        met != 0, words + place, 1, stop, timeout_ns, gates + _MISSED, place + 1, False, ON_GPU
+    )  # fmt: skip
     width = tl.multiple_of(tl.load(job + _WIDTH), EDGE)
+    across = tl.cdiv(width, MOVE_COLS)
+    within = item - tl.load(job + _BEGIN)
+    first = within // across * MOVE_ROWS * _MOVES
+    past = tl.minimum(first + MOVE_ROWS * _MOVES, tl.load(job + _ROWS))
+    col = within % across * MOVE_COLS + tl.arange(0, MOVE_COLS)
+    top, column = tl.load(job + _TOP), tl.load(job + _LEFT)
     window = tl.load(places + WORLD + rank)
     for begin in tl.range(first, past, MOVE_ROWS):
         row = begin + tl.arange(0, MOVE_ROWS)
-        exists = row < past
         at = (top + row).to(tl.int64)
         sources = (window + (at * window_stride + column) * size).to(y.dtype)
         targets = (y.to(tl.int64) + (at * y_stride + column) * size).to(y.dtype)
         sources, targets = tl.multiple_of(sources, BYTES), tl.multiple_of(targets, BYTES)
-        for left in tl.range(0, width, MOVE_COLS):
-            col = left + tl.arange(0, MOVE_COLS)
-            inside = exists[:, None] & (col < width)[None, :]
-            piece = tl.load(sources[:, None] + col[None, :], mask=inside & (came != 0), other=0)
-            if came == 0:
-                piece = tl.full((MOVE_ROWS, MOVE_COLS), float("nan"), tl.float32).to(piece.dtype)
-            tl.store(targets[:, None] + col[None, :], piece, mask=inside)
+        inside = (row < past)[:, None] & (col < width)[None, :]
+        piece = tl.load(sources[:, None] + col[None, :], mask=inside & (came != 0), other=0)
+        if came == 0:
+            piece = tl.full((MOVE_ROWS, MOVE_COLS), float("nan"), tl.float32).to(piece.dtype)
+        tl.store(targets[:, None] + col[None, :], piece, mask=inside)
 
 
 @triton.jit(do_not_specialize=POOL_AND_PUSH.unknown)
@@ -205,6 +238,7 @@ def one_kernel_pool(  # noqa: PLR0913
     copy: tl.int32,
     copy_places: tl.int32,
     job_count: tl.int32,
+    blocks: tl.int32,
     leaving: tl.int32,
     batch: tl.int32,
     dim: tl.int32,
@@ -237,7 +271,8 @@ def one_kernel_pool(  # noqa: PLR0913
     places: int64 [2, copy_places], addresses of both copies of the window: each rank's words, and
     each rank's receive buffer, whose columns are those of y.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
-    copy: of the window. leaving: number of programs that use the gates.
+    copy: of the window. blocks: blocks of an item, except for those that copy.
+    leaving: number of jobs for peers, items that copy, and the door, which use the gates.
     dim: columns of a table. chunks: of a rank's bags.
     peers: set of all other ranks; sources: set of those that send.
     timeout_ns: time limit of a wait.
@@ -250,30 +285,38 @@ def one_kernel_pool(  # noqa: PLR0913
     past = tl.load(jobs + number * _FIELDS + _PAST, mask=number < job_count, other=1 << 30)
     job = jobs + tl.sum((past <= item).to(tl.int32), 0) * _FIELDS
     kind = tl.load(job + _KIND)
+    before = tl.full((), -1, tl.int32)
     if item < 0:
-        kind = tl.full((), _SEND, tl.int32)
         opened = open_window(
             places, words, gates, stop, status, rank, peers, digest, timeout_ns, WORLD, ON_GPU
         )
-        meet(
+        met = meet(
             words, gates, stop, status, peers, digest,
             tl.where(opened != 0, timeout_ns, tl.zeros_like(timeout_ns)), WORLD, ON_GPU,
         )  # fmt: skip
+        if opened == 0:
+            tl.store(gates + _MISSED, _FREE + 1)
+        elif met == 0:
+            tl.store(gates + _MISSED, _ENTERED + 1)
+        before = leave(gates)
     elif kind == _COPY:
         _copy(
-            y, places, gates, words, stop, status, job, item, rank, y_stride, window_stride,
+            y, places, gates, words, stop, job, item, rank, y_stride, window_stride,
             timeout_ns, WORLD, MOVE_ROWS, MOVE_COLS, EDGE, BYTES, ON_GPU,
         )  # fmt: skip
+        before = leave(gates)
     else:
-        _pool(
-            y, tables, strides, indices, offsets, ends, counts, places, gates, stop, status, job,
-            item, batch, dim, rank, y_stride, window_stride, timeout_ns,
+        opened = _pool(
+            y, tables, strides, indices, offsets, ends, places, gates, stop, job, item, blocks,
+            batch, dim, y_stride, window_stride, timeout_ns,
             WORLD, LOOKUPS, BAGS, COLS, EDGE, BYTES, ON_GPU,
         )  # fmt: skip
-    before = tl.full((), -1, tl.int32)
-    if (kind == _SEND) | (kind == _COPY):
-        before = leave(gates)
+        if kind == _SEND:
+            before = _sent(counts, places, gates, job, rank, opened)
     if before == leaving - 1:
+        missed = tl.load(gates + _MISSED, volatile=True)
+        if missed != 0:
+            tell(status, missed)
         everyone = tl.arange(0, 64)
         of_sources = ((sources >> everyone) & 1) != 0
         of_peers = ((peers >> everyone) & 1) != 0
