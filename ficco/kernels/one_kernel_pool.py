@@ -43,7 +43,7 @@ __all__ = ["Operands", "PoolAndPush", "launch_of", "pool_and_push", "prepare", "
 _WARPS, _THREADS = 2, 64
 _LOOKUPS = 2  # rows of each bag that a step adds
 _LEAST_COLS, _MOST_COLS, _MOST_BAGS = 16, 256, 16
-_MOVED_BYTES = 4_096  # that a program copies out of the window at a time
+_MOVE_ROWS, _MOVE_BYTES = 4, 1024  # rows that a program copies at a time, and bytes of each
 _ITEMS, _MOST_BLOCKS = 24, 4  # items for each multiprocessor, if there are enough blocks
 _LEAST_JOBS = 64
 _INT32_MAX = (1 << 31) - 1
@@ -58,7 +58,6 @@ class PoolAndPush(NamedTuple):
         table: the table.
         bags, cols: bags and columns of a block.
         blocks: blocks of an item.
-        move_rows, move_cols: rows and columns that a program copies at a time.
         places, jobs: the kernel's tables, on the device.
         counts, gates: zeros between launches.
         copy_places: entries of one window copy in `places`.
@@ -72,8 +71,6 @@ class PoolAndPush(NamedTuple):
     bags: int
     cols: int
     blocks: int
-    move_rows: int
-    move_cols: int
     places: Any
     jobs: Any
     counts: Any
@@ -114,13 +111,10 @@ def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
     item = ELEMENT_BYTES[table.dtype]
     cols = max(min(power(table.dim), _MOST_COLS), _LEAST_COLS)
     bags = max(min(_THREADS * (ALIGN // item) // cols, _MOST_BAGS), 1)
-    widest = max([received.width for received in table.received], default=1)
-    move_cols = max(min(power(widest), _MOVED_BYTES // item), _LEAST_COLS)
-    move_rows = _MOVED_BYTES // item // move_cols
     made = sum([sent.rows for sent in table.sent]) + table.rows
     every = -(-made // bags) * table.tables * -(-table.dim // cols)
     blocks = max(min(every // ((arrays.processors or 1) * _ITEMS), _MOST_BLOCKS), 1)
-    jobs, leaving = _jobs(table, (bags, cols, blocks), (move_rows, move_cols))
+    jobs, leaving = _jobs(table, (bags, cols, blocks), (_MOVE_ROWS, _MOVE_BYTES // item))
     numbers = [
         [*words, *(base + table.recv for base in data)]
         for words, data in zip(*places[:2], strict=True)
@@ -130,8 +124,6 @@ def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
         bags=bags,
         cols=cols,
         blocks=blocks,
-        move_rows=move_rows,
-        move_cols=move_cols,
         places=arrays.place(numbers, "int64"),
         jobs=arrays.place(jobs or [[0] * 10], "int32"),
         counts=arrays.place([0] * (table.world * SIGNALS["data"]), "int32"),
@@ -276,8 +268,8 @@ def _arguments(
         "LOOKUPS": _LOOKUPS,
         "BAGS": prepared.bags,
         "COLS": prepared.cols,
-        "MOVE_ROWS": prepared.move_rows,
-        "MOVE_COLS": prepared.move_cols,
+        "MOVE_ROWS": _MOVE_ROWS,
+        "MOVE_COLS": _MOVE_BYTES // item,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
         "ON_GPU": prepared.arrays.on_gpu,

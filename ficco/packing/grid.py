@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ficco.compute import OneKernelOperands, OneKernelOutput
-from ficco.engines.wanted import DescribedKernels, gated_launches, matrix, whole_launch
+from ficco.engines.wanted import (
+    DescribedKernels,
+    gated_launches,
+    launches_in,
+    matrix,
+    whole_launch,
+)
 from ficco.kernels import pooled_tables, pooling, summing
 from ficco.kernels.arrays import Described
 from ficco.kernels.pooled_tables import PooledTable
@@ -99,6 +105,8 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
         yield from _sums(kernels, dtype)
         yield from _pools(kernels, dtype)
         yield from _pools_of_tables(kernels, dtype)
+        for world in coverage.worlds:
+            yield from _pools_and_pushes(kernels, world, dtype)
     for dtype in coverage.few:
         for world in coverage.worlds:
             yield from _reduces(kernels, world, dtype)
@@ -225,6 +233,20 @@ def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
                 matrix(64, dim, dtype), indices, offsets, (0, 8), matrix(8, dim, dtype),
                 kernels.arrays(),
             )  # fmt: skip
+
+
+def _pools_and_pushes(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
+    """Yield poolings that store at peers, for few and for many tables."""
+    schedule = _schedule("pool_sm", world)
+    for cols in _POOLED:
+        for tables in (4, 12):
+            heights, lookups = ((64,) * tables,) * world, ((64,) * tables,) * world
+            rows, output = (8,) * world, Output((cols,) * world)
+            problem = Problem(
+                "embedding_all_to_all", world, rows, 1, (output,), dtype,
+                tables=heights, lookups=lookups,
+            )  # fmt: skip
+            yield from launches_in(lower_rank(problem, schedule, 0), kernels)
 
 
 def _pools_of_tables(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
