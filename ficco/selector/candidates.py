@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,6 +24,7 @@ _PLAINEST = (
 
 FEW_ROWS = 64  # above this, the kernel that stores at peers multiplies too slowly to gain
 _SUMMED_ROWS = 512  # above this, stores into mailboxes take longer than NCCL
+_FEW = {"gather": FEW_ROWS, "all_reduce": _SUMMED_ROWS, "pool": sys.maxsize}
 _MULTIPLIED_ROWS = 384  # above this, the kernel that sums in one shot multiplies far more slowly
 
 
@@ -85,7 +87,7 @@ def _stores(machine: Machine, world: int) -> bool:
 
 def few_rows(op: str) -> int:
     """Return the largest number of rows for which one launch that stores at peers may win."""
-    return FEW_ROWS if _flow(op).one_kernel == "gather" else _SUMMED_ROWS
+    return _FEW.get(_flow(op).one_kernel, 0)
 
 
 def are_few(facts: Facts) -> bool:
@@ -168,7 +170,8 @@ def candidates(
     facts: Facts, machine: Machine, gates: bool = True, alone: bool = True
 ) -> tuple[Schedule, ...]:
     """Return the points for a problem; see `points`."""
-    stores = ("two" if facts.m > _MULTIPLIED_ROWS else "both") if are_few(facts) else ""
+    few = facts.flow.pools or facts.m <= _MULTIPLIED_ROWS
+    stores = ("both" if few else "two") if are_few(facts) else ""
     pulls = _pulls(facts, machine)
     return points(facts.op, facts.world, machine, facts.sums, gates, alone, stores, pulls)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ficco import registry
 from ficco.lowering.one_kernel_gather import is_one_kernel
+from ficco.lowering.one_kernel_pool import MOST_TABLES
 from ficco.problem import POOLING, Problem
 
 __all__ = ["Facts", "facts_of"]
@@ -32,7 +33,8 @@ class Facts(NamedTuple):
         item: bytes of an element.
         sums: whether all products are sums over arrivals (along the contraction).
         plain: whether every product is along rows.
-        storing: whether one launch that stores at peers can run it, if rows are few.
+        storing: whether one launch that stores at peers can run it, if rows are few. It pools any
+            number of rows.
         biased: whether an output has a bias.
     """
 
@@ -98,6 +100,8 @@ def facts_of(problem: Problem) -> Facts:
 def _storing(problem: Problem) -> bool:
     if problem.flow.one_kernel == "gather":
         return is_one_kernel(problem)
+    if problem.flow.one_kernel == "pool":
+        return max(map(len, problem.tables)) <= MOST_TABLES
     one = max(map(len, problem.pairs), default=1) == 1
     return problem.flow.one_kernel == "all_reduce" and one
 

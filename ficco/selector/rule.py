@@ -316,11 +316,24 @@ def _one_launch(
         host += costs.host_product_us or costs.host_launch_us
     if pulls:
         return whole + _pulled(facts, machine, schedule), host
+    if facts.flow.pools:
+        return _pooled(facts, machine, whole), host
     return _one_kernel(facts, machine, schedule, whole), host
 
 
+def _pooled(facts: Facts, machine: Machine, whole: float) -> float:
+    """Return the time of one launch that pools bags and stores them at peers at the same time.
+
+    whole: the time to pool all bags.
+    """
+    links = facts.world - 1 if machine.link.per == "pair" else 1
+    send = facts.sent_bytes / (links * machine.link.peak_gbps * 1e3)
+    fixed = machine.costs.launch_us + machine.costs.direct_us + machine.costs.store_us
+    return fixed + max(whole, send) + machine.stream_us(2 * facts.sent_bytes)
+
+
 def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
-    return not facts.gathers and is_made_before(facts.m, schedule.shots == "two")
+    return facts.flow.shares and is_made_before(facts.m, schedule.shots == "two")
 
 
 def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:

@@ -105,6 +105,9 @@ class Calls:
             return 0.0
         if step.kind == "gemm":
             return self._ns_an_element * sum([product.c.area for product in step.products])
+        if step.kind == "bag":
+            bags = zip(*[step.reads[i::3] for i in range(3)], step.writes, strict=True)
+            return sum([self._bag_ns(Bag(*bag)) for bag in bags])
         if self._takes(step):
             return self._ns_an_element * sum([box.area for box in step.writes])
         if step.kind == "local_copy":

@@ -36,7 +36,7 @@ from ficco.program import (
 )
 from ficco.simulator.calls import Calls
 from ficco.simulator.links import Ports, Transfer, Wires
-from ficco.tables import GatedPart, GatherTable, PullTable, WindowRelease
+from ficco.tables import GatedPart, GatherTable, PoolTable, PullTable, WindowRelease
 
 __all__ = [
     "ACTION",
@@ -408,13 +408,15 @@ class Encoder:
     def _whole_call(self, entry: Launch, work: OneKernel) -> None:
         """Add a row for every step of a kernel that runs a whole call.
 
-        A read of a peer's window takes the link like a copy of as many bytes to that peer.
+        A read of a peer's window takes the link like a copy of as many bytes to that peer. Sums of
+        bags are sent while later ones are made: pooling and sending take the longer of both times.
         """
         steps = _steps_within(self.buffers, entry, work)
         self.calls.use_as_one(work, steps)
         costs, table = self.machine.costs, work.table
         begin_us = costs.launch_us
-        if isinstance(table, GatherTable):
+        pools = isinstance(table, PoolTable)
+        if isinstance(table, GatherTable) or pools:
             begin_us += costs.direct_us
         elif isinstance(table, PullTable):  # it overlaps its start with its GEMM's end
             waits = 3 if table.twice else 2
@@ -435,8 +437,15 @@ class Encoder:
                     number = self._numbered((link.scope, size, 0, False), link)
                     self.actions += (COPY, peer, number)
             elif ns := self.calls.within(step):
-                self.actions += (_WORK, 0, ns)
+                behind = self._sending_ns(steps[at + 1]) if pools else 0.0
+                self.actions += (_WORK, 0, max(0.0, ns - behind))
             self._end_row(0, before, 0.0)
+
+    def _sending_ns(self, step: Step) -> float:
+        """Return the time that the copies of a step to peers take, one after another."""
+        pairs = zip(step.reads, step.writes, strict=True) if step.kind == "copy" else ()
+        return sum([self.item[source.buffer] * source.area / self._wire(at.rank).link.peak_gbps
+                    for source, at in pairs])  # fmt: skip
 
     def _delay(self, ns: float) -> None:
         if ns:
