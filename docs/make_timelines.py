@@ -54,11 +54,13 @@ PICTURES = (
     *(Picture(name, "all_gather_matmul", 8192, 10240, 8192) for name in _GATHERED),
     *(Picture(name, "matmul_reduce_scatter", 8192, 8192, 8192) for name in _SCATTERED),
     Picture("gather_sm", "all_gather_matmul", 64, 28672, 8192),
+    Picture("pool_sm", "embedding_all_to_all", 8192, 128, 1024),
     *(Picture(name, "matmul_all_reduce", 16, 8192, 8192) for name in _FEW_ROWS),
     *(Picture(name, "matmul_all_reduce", 1024, 8192, 8192) for name in _PULLING),
 )
 
 _LANES = {"gemm": "multiply", "copy": "store", "reduce": "add up", "wait": "wait"}
+_POOLING = {"bag": "pool", "local_copy": "copy"}
 
 
 def timeline_of(picture: Picture) -> Timeline:
@@ -70,7 +72,8 @@ def timeline_of(picture: Picture) -> Timeline:
     timeline = predict(problem, schedule, machine)
     if schedule.transport != "sm":
         return timeline
-    return _by_kind(timeline, _LANES | ({"copy": "read"} if schedule.pulls else {}))
+    more = {"copy": "read"} if schedule.pulls else _POOLING if problem.flow.pools else {}
+    return _by_kind(timeline, _LANES | more)
 
 
 def _by_kind(timeline: Timeline, lanes: dict[str, str]) -> Timeline:
