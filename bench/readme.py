@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from pages.calls_on_the_host import calls_on_the_host
+from pages.embeddings import embeddings
 from pages.few_rows import few_rows
 from pages.for_readme import headline, results
 from pages.for_results import results_readme
@@ -25,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance"
 RESULTS = ROOT / "bench" / "results"
 PAGES = (
-    summary, operators, models, calls_on_the_host, few_rows, sweeps, on_a_cpu, predictions,
+    summary, operators, models, calls_on_the_host, few_rows, embeddings, sweeps, on_a_cpu,
+    predictions,
 )  # fmt: skip
 MARKS = "<!-- results:begin -->", "<!-- results:end -->"  # enclose README's table and figure
 LINE_MARKS = "<!-- measured:begin -->", "<!-- measured:end -->"  # enclose README's headline

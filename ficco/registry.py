@@ -212,7 +212,6 @@ class Function:
             a gradient, or None, per tensor.
         visible: maps the rest to the number of outputs that the user gets; None: all.
         several: whether a call returns a list of tensors.
-        cached: whether calls of equal sizes are cached.
         sends: whether the function is a collective.
         casts: whether autocast casts the tensors.
         group_at: the index of group among the arguments; None: there is none.
@@ -232,7 +231,6 @@ class Function:
     gradient: Callable[..., list[Any]] | None = None
     visible: Callable[[Sequence[Any]], int] | None = None
     several: bool = False
-    cached: bool = True
     sends: bool = True
     casts: bool = True
     group_at: int | None = -3

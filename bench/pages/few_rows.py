@@ -45,6 +45,7 @@ def few_rows(page: Page) -> str:
             ]  # fmt: skip
     following = {
         "calls_on_the_host.md": "Calls on the host: what such calls cost without a CUDA graph.",
+        "embeddings.md": "Embeddings: pooled tables and their all-to-all.",
         "../tutorials/serve_with_cuda_graphs.md": "Serve with CUDA graphs.",
     }
     return whole_page("Few rows", FIRST, body, following)

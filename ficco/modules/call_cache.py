@@ -104,8 +104,9 @@ class CachedCall:
         outputs = problem.outputs
         flat = all(len(shape) == 2 for shape in shapes)
         along_rows = all(output.axis == "rows" and not output.bias for output in outputs)
-        # Without a bias, which becomes a row, and with results of 2-D: tensors are the matrices.
-        self._flat = flat and along_rows
+        # Without a bias or indices, which become a row, and with results of 2-D: tensors are the
+        # matrices.
+        self._flat = flat and along_rows and not problem.flow.pools
         self._device: int = runtime.device.index
         # The prepared call, valid while its plan is bound, and how often the call may still try to
         # prepare itself. A prepared call that runs resets the count.
@@ -234,7 +235,7 @@ def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tens
 
 
 def row_of(bias: Tensor) -> Tensor:
-    """Return a bias as a contiguous [1, n], as kernels read it."""
+    """Return a bias, indices or offsets as a contiguous [1, n], as kernels read it."""
     row = bias.reshape(1, bias.numel())
     if row.is_neg():
         row = row.resolve_neg()
@@ -252,9 +253,10 @@ def taken_as(name: str, plainly: bool, even: bool = False) -> Callable[[Tensor],
     if even and not plainly:
         take = taken_as(name, plainly)
         return lambda tensor: evenly(name, take(tensor))
-    if name.startswith("bias"):
+    if name.startswith(("bias", "indices", "offsets")):
         return row_of
-    return _readable_matrix if is_input(name) and not plainly else as_matrix
+    read_by_rows = is_input(name) or name.startswith("table")
+    return _readable_matrix if read_by_rows and not plainly else as_matrix
 
 
 def _readable_matrix(x: Tensor) -> Tensor:

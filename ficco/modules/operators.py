@@ -52,7 +52,7 @@ def run(name: str, args: Sequence[Any]) -> Any:
         args = _with_few_pairs(name, args)
     tensors, rest = function.flat(args)
     key = None
-    if function.cached and (args[_GRAIN] is None or type(args[_GRAIN]) is int):
+    if args[_GRAIN] is None or type(args[_GRAIN]) is int:
         group, schedule = rest[_GROUP], rest[_SCHEDULE]
         facts = (*rest[:_GROUP], rest[_GRAIN])
         key = key_of(name, group, tensors[0], tensors[1:], schedule, *facts)

@@ -322,7 +322,6 @@ def _local(
         )
     sizes = call.rows_of(rows if rows is not None else chunk_sizes(batch, call.world), total=batch)
     dimension = like.shape[1]
-    tensors: dict[str, Array] = {"like": like}
     for i, table in enumerate(tables):
         call.check(table, f"tables[{i}]", 2)
         if table.shape[1] != dimension:
@@ -330,21 +329,34 @@ def _local(
         call.check_integers(indices[i], f"indices[{i}]")
         call.check_integers(starts[i], f"offsets[{i}]")
         _check_local_bags(indices[i], starts[i], table.shape[0], batch, i)
-        tensors[f"table{i}"] = call.readable(table)
-        tensors[f"indices{i}"] = call.row_of(indices[i])
-        tensors[f"offsets{i}"] = call.row_of(starts[i])
+    # In the order of `_flat`, so that a repeated call finds its matrices.
+    tensors: dict[str, Array] = {f"table{i}": call.readable(each) for i, each in enumerate(tables)}
+    tensors |= {f"indices{i}": call.row_of(each) for i, each in enumerate(indices)}
+    tensors |= {f"offsets{i}": call.row_of(each) for i, each in enumerate(starts)}
+    tensors["like"] = like
     if not sum(sizes) or not dimension or not sum(counts):  # empty: no communication
         return like.new_zeros((sizes[call.rank], dimension * sum(counts)))
     heights = [tuple([1] * count) for count in counts]
     lookups = [tuple([0] * count) for count in counts]
     heights[call.rank] = tuple(table.shape[0] for table in tables)
-    lookups[call.rank] = tuple(index.numel() for index in indices)
+    lookups[call.rank] = tuple(_lookups_of(index) for index in indices)
     output = Output((dimension,) * call.world)
     problem = Problem(
         call.name, call.world, sizes, 1, (output,), call.dtype, tables=tuple(heights),
         lookups=tuple(lookups),
     )  # fmt: skip
     return Local(problem, tensors)
+
+
+def _lookups_of(index: Array) -> int:
+    """Return the number of lookups of a table's plan.
+
+    On GPUs it is rounded up, so that batches with other numbers of lookups have the same plan. What
+    runs there takes the number from the matrix.
+    """
+    count: int = index.numel()
+    unit = 1 << max(count.bit_length() - 4, 0) if index.is_cuda else 1
+    return -(-count // unit) * unit
 
 
 def _check_local_bags(index: Array, start: Array, height: int, batch: int, i: int) -> None:
@@ -418,7 +430,6 @@ OPERATOR = Operator(
         local=_local,
         keep=_keep,
         gradient=_gradient,
-        cached=False,
         casts=False,
         leading=(-1, "tables[0]"),
     ),
