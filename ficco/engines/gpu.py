@@ -246,8 +246,9 @@ class BoundProgram:
 
         def view(region: Region) -> Any:
             handle = local.get(region.buffer)
-            if handle is not None:
-                return part(handle, *region[2:6])
+            if handle is not None:  # a batch may have fewer lookups than the plan
+                row0, row1, col0, col1 = region[2:6]
+                return part(handle, row0, row1, col0, min(col1, handle.shape[1]))
             cached = views.get(region)
             if cached is None:
                 cached = views[region] = part(windows[region.buffer, region.copy], *region[2:6])
