@@ -113,7 +113,7 @@ class FusedSGD(FusedOptimizer):
     """
 
     def _scale(self, places: Sequence[int], rows: Sequence[Tensor], gradients: Tensor) -> None:
-        gradients.mul_(self.lr).neg_()
+        gradients.mul_(-self.lr)
 
 
 class FusedRowWiseAdagrad(FusedOptimizer):
@@ -174,7 +174,7 @@ class FusedRowWiseAdagrad(FusedOptimizer):
             own = self.accumulators[place]
             own.index_add_(0, chosen, square)
             found.append(own[chosen])
-        factors = torch.cat(found).sqrt_().add_(self.eps).reciprocal_().mul_(self.lr).neg_()
+        factors = torch.cat(found).sqrt_().add_(self.eps).reciprocal_().mul_(-self.lr)
         gradients.mul_(factors.unsqueeze(1))
 
 
