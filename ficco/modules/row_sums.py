@@ -7,6 +7,7 @@ up is unknown: there is a slot for each row that could be, and unused slots have
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import embedding_bag
@@ -48,14 +49,16 @@ class RowSums:
         begins = self._first.clone()
         begins[::MOST_LOOKUPS] = True
         part = begins.cumsum(0)
-        ids, past, spread = _slots(counts, lookups.heights, part)
-        self.sizes = [len(each) for each in spread]
-        slot_ids, past_ids = torch.cat(ids), torch.cat(past)
-        self._starts = torch.searchsorted(part, torch.minimum(slot_ids, past_ids))
+        slots = _slots(counts, lookups.heights, part)
+        self.sizes = [len(each) for each in slots.places]
+        ids, past = torch.cat(slots.first) + torch.cat(slots.places), torch.cat(slots.past)
+        self._starts = torch.searchsorted(part, torch.minimum(ids, past))
         at = self._starts.clamp(max=total - 1)
-        used = (slot_ids < past_ids) & self._first[at]
+        used = (ids < past) & self._first[at]
         # Many additions of zero to one row would wait for each other.
-        self.rows = torch.where(used, torch.cat(lookups.indices)[order[at]], torch.cat(spread))
+        self.rows = torch.where(
+            used, torch.cat(lookups.indices)[order[at]], torch.cat(slots.spread)
+        )
 
     def of(self, bags: Tensor) -> Tensor:
         """Return the sums [slots, dimension] in float32.
@@ -92,26 +95,40 @@ class RowSums:
         return torch.searchsorted(self._starts, places, right=True) - 1
 
 
-def _slots(
-    counts: Sequence[int], heights: Sequence[int], part: Tensor
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return, by table and slot: the number of its part, the first number past the table, a row.
+class _Slots(NamedTuple):
+    """By table, a tensor with an entry for each of its slots.
+
+    Attributes:
+        places: the slot's place among those of the table.
+        first: the number of the table's first part.
+        past: the number past the table's last part.
+        spread: a row of the table; equal ones are far apart.
+    """
+
+    places: list[Tensor]
+    first: list[Tensor]
+    past: list[Tensor]
+    spread: list[Tensor]
+
+
+def _slots(counts: Sequence[int], heights: Sequence[int], part: Tensor) -> _Slots:
+    """Return the slots of the tables.
 
     Args:
         counts: lookups of each table.
         heights: rows of each table.
         part: [all lookups]: the number of the part of each sorted lookup, from 1 on.
     """
-    most = max(counts)
-    numbers, ids, past, spread = torch.arange(most, device=part.device), [], [], []
-    end, begin = part[-1:] + 1, 0
+    numbers, end, begin = torch.arange(max(counts), device=part.device), part[-1:] + 1, 0
+    slots = _Slots([], [], [], [])
     for count, height in zip(counts, heights, strict=True):
         after = begin + count
         cuts = -(-after // MOST_LOOKUPS) + -begin // MOST_LOOKUPS  # multiples in the table's range
         size = min(count, height + cuts)
-        first = part[begin : begin + 1].expand(size) if size else numbers[:0]
-        ids.append(first + numbers[:size])
-        past.append((part[after : after + 1] if after < len(part) else end).expand(size))
-        spread.append(numbers[:size] if size <= height else numbers[:size] % height)
+        places = numbers[:size]
+        slots.places.append(places)
+        slots.first.append(part[begin : begin + 1].expand(size) if size else places)
+        slots.past.append((part[after : after + 1] if after < len(part) else end).expand(size))
+        slots.spread.append(places if size <= height else places % height)
         begin = after
-    return ids, past, spread
+    return slots

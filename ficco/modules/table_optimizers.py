@@ -75,16 +75,19 @@ class FusedOptimizer:
             sums: made from the lookups of these tables.
             bags: gradients of bags [batch x tables, dimension].
         """
-        gradients = sums.of(bags)
         rows = torch.split(sums.rows, sums.sizes)
-        self._scale(places, rows, gradients)
-        parts = torch.split(gradients, sums.sizes)
-        for place, chosen, part in zip(places, rows, parts, strict=True):
+        changes = torch.split(self._changes(places, rows, sums, bags), sums.sizes)
+        for place, chosen, change in zip(places, rows, changes, strict=True):
             table = self.tables[place].detach()
-            table.index_add_(0, chosen, part.to(table.dtype))  # unused slots add zeros
+            table.index_add_(0, chosen, change.to(table.dtype))  # unused slots add zeros
 
-    def _scale(self, places: Sequence[int], rows: Sequence[Tensor], gradients: Tensor) -> None:
-        """Turn the gradients [slots, dimension] into what is added to the rows, in place."""
+    def _changes(
+        self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
+    ) -> Tensor:
+        """Return what is added to the rows [slots, dimension]; arguments as of `update`.
+
+        rows: of each table, [slots].
+        """
         raise NotImplementedError
 
 
@@ -112,8 +115,10 @@ class FusedSGD(FusedOptimizer):
         ([1.0, 0.5, 0.0], None)
     """
 
-    def _scale(self, places: Sequence[int], rows: Sequence[Tensor], gradients: Tensor) -> None:
-        gradients.mul_(-self.lr)
+    def _changes(
+        self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
+    ) -> Tensor:
+        return sums.of(bags.float() * -self.lr)  # there are fewer bags than slots
 
 
 class FusedRowWiseAdagrad(FusedOptimizer):
@@ -166,16 +171,20 @@ class FusedRowWiseAdagrad(FusedOptimizer):
             for table in self.tables
         ]
 
-    def _scale(self, places: Sequence[int], rows: Sequence[Tensor], gradients: Tensor) -> None:
-        sizes = [len(chosen) for chosen in rows]
-        squares = torch.split(gradients.square().mean(1), sizes)
+    def _changes(
+        self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
+    ) -> Tensor:
+        gradients = sums.of(bags)
+        squares = torch.linalg.vector_norm(gradients, dim=1).square_().div_(gradients.shape[1])
         found = []
-        for place, chosen, square in zip(places, rows, squares, strict=True):
+        for place, chosen, square in zip(
+            places, rows, torch.split(squares, sums.sizes), strict=True
+        ):
             own = self.accumulators[place]
             own.index_add_(0, chosen, square)
             found.append(own[chosen])
         factors = torch.cat(found).sqrt_().add_(self.eps).reciprocal_().mul_(-self.lr)
-        gradients.mul_(factors.unsqueeze(1))
+        return gradients.mul_(factors.unsqueeze(1))
 
 
 def _check_table(table: Any, name: str) -> None:

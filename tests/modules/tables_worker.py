@@ -292,7 +292,7 @@ def arguments(rank: int, world: int) -> None:
 
 def captured(rank: int, world: int) -> None:
     """Training steps in a CUDA graph, with other indices and another rate at each replay."""
-    for kind in ("sparse", "sgd", "adagrad"):
+    for kind in ("dense", "sparse", "sgd", "adagrad"):
         found = []
         for in_graph in (False, True):
             found.append(_trained(rank, world, kind, in_graph))
@@ -303,8 +303,8 @@ def captured(rank: int, world: int) -> None:
 def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
     each = case(rank, world, torch.float32, [2] * world, None)
     rate = torch.zeros((), device=DEVICE)
-    options: dict[str, Any] = {"sparse": True}
-    if kind != "sparse":
+    options: dict[str, Any] = {"sparse": kind == "sparse"}
+    if kind in ("sgd", "adagrad"):
         make = ficco.FusedSGD if kind == "sgd" else ficco.FusedRowWiseAdagrad
         options = {"optimizer": make(each.tables, rate)}
 
@@ -312,7 +312,7 @@ def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
         for table in each.tables:
             table.grad = None
         each.run(**options)
-        if kind == "sparse":
+        if "sparse" in options:
             with torch.no_grad():
                 for table in each.tables:
                     table.add_(table.grad.to_dense() * rate, alpha=-1)
