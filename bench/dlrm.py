@@ -48,7 +48,9 @@ HOW = {
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", metavar="FILE", help="write the result to this file")
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the result to this file, dlrm_MACHINE.json"
+    )
     parser.add_argument("--seconds", type=float, default=220.0, metavar="S", help="time limit")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU, for a test")

@@ -39,7 +39,7 @@ class RowSums:
     def __init__(self, lookups: Lookups) -> None:
         keys = lookups.keys()
         if sum(lookups.heights) <= _MOST_INT32:
-            keys = keys.int()  # which is sorted in half of the time
+            keys = keys.int()  # which takes less time to sort
         self._keys, order = torch.sort(keys, stable=True)
         self._bags = lookups.rows[order]
         counts = [len(index) for index in lookups.indices]

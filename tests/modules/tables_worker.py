@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -255,6 +256,21 @@ def compiled(rank: int, world: int) -> None:
         torch._dynamo.reset()
 
 
+def traced(rank: int, world: int) -> None:
+    """Tracers and fake tensors see sparse gradients."""
+    each = case(rank, world, torch.float32, [2] * world, None)
+
+    def gradients(*tables: Tensor) -> Any:
+        y = each._replace(tables=list(tables)).pooled(sparse=True)
+        return torch.autograd.grad(y, tables, each.cost)
+
+    for mode in ("real", "fake", "symbolic"):
+        graph = make_fx(gradients, tracing_mode=mode)(*each.tables)
+        for found, wanted in zip(graph(*each.tables), each.wanted, strict=True):
+            assert found.is_sparse, mode
+            near(found.to_dense(), wanted, f"traced, {mode}")
+
+
 def arguments(rank: int, world: int) -> None:
     each = case(rank, world, torch.float32, [2] * world, None)
     optimizer = ficco.FusedSGD(each.tables, 0.5)
@@ -355,7 +371,7 @@ def checks(world: int) -> list[Callable[[int, int], None]]:
     ]  # fmt: skip
     if DEVICE.type == "cuda":  # ranks that share GPUs have no NCCL, and so no captures
         return [*found, captured] if world <= torch.cuda.device_count() else found
-    return [*found, compiled] if world == 2 else found
+    return [*found, compiled, traced] if world == 2 else found
 
 
 def main(store: str, rank: int, world: int) -> None:
