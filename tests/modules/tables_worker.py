@@ -260,13 +260,15 @@ def traced(rank: int, world: int) -> None:
     """Tracers and fake tensors see sparse gradients."""
     each = case(rank, world, torch.float32, [2] * world, None)
 
-    def gradients(*tables: Tensor) -> Any:
-        y = each._replace(tables=list(tables)).pooled(sparse=True)
-        return torch.autograd.grad(y, tables, each.cost)
+    given = (each.tables, each.indices, each.starts, each.cost)
+
+    def gradients(tables: list[Tensor], *others: Any) -> Any:
+        same = Case(tables, *others[:2], each.options, others[2], [])
+        return torch.autograd.grad(same.pooled(sparse=True), tables, same.cost)
 
     for mode in ("real", "fake", "symbolic"):
-        graph = make_fx(gradients, tracing_mode=mode)(*each.tables)
-        for found, wanted in zip(graph(*each.tables), each.wanted, strict=True):
+        graph = make_fx(gradients, tracing_mode=mode)(*given)
+        for found, wanted in zip(graph(*given), each.wanted, strict=True):
             assert found.is_sparse, mode
             near(found.to_dense(), wanted, f"traced, {mode}")
 
