@@ -99,7 +99,7 @@ def main() -> int:
             if args.out:
                 Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
     if rank == 0 and not args.out:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result, indent=1), flush=True)
     ficco.close()
     dist.barrier()
     failed = any("ficco" in name for case in result["cases"] for name in case["refused"])

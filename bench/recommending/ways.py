@@ -16,9 +16,9 @@ __all__ = ["WAYS", "ByFicco", "ByTorch", "Way"]
 WAYS = {
     "torch_dense": "embedding_bag for each table, one packed all_to_all_single each way, in flight "
     "beside the bottom MLP; dense gradients, torch.optim.SGD",
-    "torch_sparse": "the same with sparse gradients",
+    "torch_sparse": "the same with sparse gradients, added to the tables by index_add_",
     "ficco_dense": "ficco.embedding_all_to_all, dense gradients, torch.optim.SGD",
-    "ficco_sparse": "the same with sparse gradients",
+    "ficco_sparse": "the same with sparse gradients, added to the tables by index_add_",
     "ficco_fused": "the same with ficco.FusedSGD",
     "ficco_adagrad": "the same with ficco.FusedRowWiseAdagrad, which PyTorch does not have",
 }
@@ -46,7 +46,7 @@ class Way:
         self.tables, self.batch, self.kind, self.rate = tables, batch, kind, rate
         self.own = shape.batch // self.world
         self.optimizer: Any = None
-        if kind in ("dense", "sparse") and tables:
+        if kind == "dense" and tables:
             self.optimizer = torch.optim.SGD(tables, lr=0.0)
 
     def begin(self) -> Any:
@@ -66,6 +66,11 @@ class Way:
         """Update the tables, if backward has not done so."""
         if self.optimizer is not None:
             self.optimizer.step()
+        elif self.kind == "sparse":
+            for table in self.tables:
+                gradient = table.grad
+                assert gradient is not None
+                table.detach().index_add_(0, gradient._indices()[0], gradient._values(), alpha=-0.0)
 
 
 class ByTorch(Way):
