@@ -101,6 +101,9 @@ class FusedSGD(FusedOptimizer):
         lr: the learning rate: a number, or a tensor of one element on the device of the tables. A
             captured graph reads the tensor at every replay; a number is part of the graph.
 
+    Attributes:
+        lr: as above; it may be set between steps.
+
     Raises:
         InputError: a table cannot be updated, or lr is not a finite number of 0 or more.
 
@@ -134,6 +137,7 @@ class FusedRowWiseAdagrad(FusedOptimizer):
         initial_accumulator_value: of all rows, 0 or more.
 
     Attributes:
+        lr: as above; it may be set between steps.
         accumulators: per table, float32 [rows]; save and restore them with the tables.
 
     Raises:
