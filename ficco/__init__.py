@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from ficco.modules.overlapping import overlap, restore
     from ficco.modules.sizing import size_windows
+    from ficco.modules.table_optimizers import FusedRowWiseAdagrad, FusedSGD
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.planning import Verification, load_plan, lower, save_plan, verify
@@ -52,6 +53,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "EngineError": "errors",
     "FiccoError": "errors",
+    "FusedRowWiseAdagrad": "modules.table_optimizers",
+    "FusedSGD": "modules.table_optimizers",
     "InputError": "errors",
     "Machine": "machine",
     "MachineError": "errors",
@@ -93,6 +96,8 @@ _HOMES = {
 __all__ = [
     "EngineError",
     "FiccoError",
+    "FusedRowWiseAdagrad",
+    "FusedSGD",
     "InputError",
     "Machine",
     "MachineError",

@@ -40,8 +40,8 @@ settings.load_profile("ficco")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require", action="append", default=[], metavar="WHAT",
-        help="fail instead of skipping where WHAT (torch, transformers, megatron, chromium) is "
-        "missing",
+        help="fail instead of skipping where WHAT (torch, transformers, megatron, torchrec, "
+        "chromium) is missing",
     )  # fmt: skip
     parser.addoption(
         "--calls",

@@ -17,7 +17,7 @@ PAGES = {  # by script: the page of docs/performance that shows its results
     "cold_start": "calls_on_the_host", "few_rows": "few_rows", "embedding": "embeddings",
     "sweep": "sweeps",
     "paced": "on_a_cpu", "host": "on_a_cpu", "predict": "predictions",
-    "host_predictions": "predictions", "scenarios": "predictions",
+    "dlrm": "models", "host_predictions": "predictions", "scenarios": "predictions",
 }  # fmt: skip
 SCRIPTS = {"sweep": "keep_sweep"}  # where the script has another name than its result
 READERS = {  # scripts that read results, and what they make

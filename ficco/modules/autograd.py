@@ -9,7 +9,7 @@ outputs are equal on all ranks (`matmul_all_reduce`), the loss is the common val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -19,12 +19,13 @@ import torch
 from ficco import registry
 from ficco.errors import InputError
 from ficco.lowering.cutting import is_edged
-from ficco.modules import groups
+from ficco.modules import groups, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.error_context import current_layer, naming
-from ficco.modules.routes import perform
+from ficco.modules.routes import is_observed, perform
+from ficco.modules.table_gradients import Lookups, packed, select_tables
 from ficco.operators.functions import as_matrix
-from ficco.private.torch_core import DisableAutocast, bag_gradient
+from ficco.private.torch_core import DisableAutocast
 from ficco.registry import Function, Kept
 from ficco.schedule import Schedule
 
@@ -32,6 +33,7 @@ __all__ = ["GRADIENTS", "Gradients", "Recorded", "refuse_second"]
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
+Arriving = Callable[[], Tensor]
 _GROUP = -3  # index of group in the non-tensor arguments: before schedule and grain
 
 
@@ -125,17 +127,65 @@ class Gradients:
         return products
 
     @staticmethod
-    def concatenate(tensors: Sequence[Tensor]) -> Tensor:
-        """Return the tensors concatenated along rows."""
-        return torch.cat(list(tensors))
+    def return_bags(
+        dy: Maybe, counts: Sequence[int], sizes: Sequence[int], dimension: int, group: Any
+    ) -> Arriving:
+        """Send the gradients of pooled bags to the ranks of their tables.
+
+        Args:
+            dy: [this rank's slice of the batch, all tables x dimension].
+            counts: number of tables by rank.
+            sizes: size of the batch slice by rank.
+            dimension: columns of a table.
+            group: the group.
+
+        Returns:
+            A function that waits for the rows [batch x this rank's tables, dimension], and returns
+            them: bag by bag, a row per table. Work that does not need them can run before.
+        """
+        assert dy is not None
+        rows = packed(as_matrix(dy), counts, dimension)
+        if len(counts) == 1 or not (sum(sizes) and sum(counts) and dimension):
+            return lambda: rows  # there is nothing to send
+        splits = [size * count for size in sizes for count in counts]
+        if is_observed():
+            arrived: Tensor = perform("exchange_rows", (rows, splits, group))
+            return lambda: arrived
+        return operators.begin_exchange(rows, splits, group)
 
     @staticmethod
-    def table_gradient(pooled: Tensor, index: Tensor, start: Tensor, height: int) -> Tensor:
-        """Return, per row of a table, the sum of the gradients of the bags that looked it up."""
-        places = torch.arange(index.shape[0], device=index.device)
-        bags = torch.searchsorted(start, places, right=True) - 1  # the bag of each place
-        unused = index.new_empty(0)  # only for modes mean and max
-        return bag_gradient(pooled, index, bags, unused, unused, height, False, 0, None, -1)  # type: ignore[no-any-return]
+    def table_gradients(
+        arriving: Arriving,
+        indices: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        heights: Sequence[int],
+        needs: Sequence[bool],
+        sparse: bool,
+    ) -> tuple[Tensor, list[Maybe]]:
+        """Return the gradients of bags, and those of this rank's tables.
+
+        Args:
+            arriving: what `return_bags` returned.
+            indices: per table [lookups].
+            starts: per table [batch].
+            heights: rows of each table.
+            needs: per table, whether its gradient is needed.
+            sparse: whether gradients are sparse COO tensors.
+        """
+        places = [i for i, needed in enumerate(needs) if needed]
+        if not places:
+            return arriving(), [None] * len(needs)
+        lookups = Lookups(
+            [indices[i] for i in places],
+            [starts[i] for i in places],
+            [heights[i] for i in places],
+        )
+        keys = None if sparse else lookups.keys()
+        bags = arriving()
+        chosen = bags if len(places) == len(needs) else select_tables(bags, places, len(needs))
+        found = lookups.sparse(chosen) if keys is None else lookups.dense(chosen, keys)
+        gradients = dict(zip(places, found, strict=True))
+        return bags, [gradients.get(i) for i in range(len(needs))]
 
 
 GRADIENTS = Gradients()

@@ -11,9 +11,10 @@ from ficco.errors import InputError, shown
 from ficco.modules import groups
 from ficco.modules.calling import check_dense, check_sized
 
-__all__ = ["empty_like_tables", "listed"]
+__all__ = ["empty_like_tables", "listed", "with_gradient"]
 
 Tensor = torch.Tensor
+_LEAF = torch.zeros(1, 1, requires_grad=True)
 
 
 def listed(values: Any, name: str) -> list[Tensor]:
@@ -63,6 +64,13 @@ def empty_like_tables(
     if device is not None and device != empty.device:
         raise InputError(f"device={device}, but tables[0] is on {empty.device}; give one device")
     return empty
+
+
+def with_gradient(like: Tensor) -> Tensor:
+    """Return a row that needs a gradient, so this rank takes part in backward."""
+    if torch.compiler.is_dynamo_compiling():  # dynamo does not support new leaves
+        return _LEAF.to(like).expand(1, like.shape[1])
+    return like.new_zeros((1, like.shape[1])).requires_grad_()
 
 
 def _existing(device: torch.device | str) -> torch.device:

@@ -29,16 +29,18 @@ from typing import Any
 import torch
 from torch.distributed import is_initialized
 
-from ficco.checking import whole_number, whole_numbers
+from ficco import registry
 from ficco.errors import InputError, shown
-from ficco.modules import bags, groups, torch_library
+from ficco.modules import bags, fused_tables, groups, torch_library
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import check_schedule
 from ficco.modules.dispatching import dispatch, repeated, requires_grad
 from ficco.modules.groups import collective
 from ficco.modules.operands import pairs_of, weights_of
 from ficco.modules.routes import DIRECT, survey
-from ficco.problem import MOST
+from ficco.modules.sizes import copied_list, size, sizes
+from ficco.modules.table_optimizers import FusedOptimizer
+from ficco.private.torch_core import disable_dynamo
 from ficco.schedule import Schedule
 
 __all__ = [
@@ -55,7 +57,6 @@ DEFAULT = AUTO
 OPERATORS = torch_library.NAMES  # the custom operators; this import registers them
 Tensor = torch.Tensor
 _ONE_PLAIN = ((False,), None, None, False)  # one weight: no bias, axes or rows; nothing is kept
-_LEAF = torch.zeros(1, 1, requires_grad=True)
 
 
 @collective
@@ -109,7 +110,7 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
         if y is not None:
             return y
     weights, biases, biased = weights_of(w, bias)
-    axes, rows = _copied_list(axes), _sizes("rows", rows)
+    axes, rows = copied_list(axes), sizes("rows", rows)
     way = survey((x, *weights, *biases))
     keep_gathered = (
         way != DIRECT
@@ -209,7 +210,7 @@ def matmul_reduce_scatter(
         if y is not None:
             return y
     xs, ws = pairs_of(x, w)
-    args = (xs, ws, bias, _sizes("rows", rows), group, schedule, grain)
+    args = (xs, ws, bias, sizes("rows", rows), group, schedule, grain)
     way = survey((*xs, *ws, bias))
     return dispatch("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
@@ -356,7 +357,7 @@ def _splits(splits: Any) -> list[Any]:
             table = [size for row in splits for size in row]
             if {len(row) for row in splits} == {len(splits)} and {*map(type, table)} == {int}:
                 return table
-        rows = [_sizes(f"splits[{s}]", row) for s, row in enumerate(splits)]
+        rows = [sizes(f"splits[{s}]", row) for s, row in enumerate(splits)]
         if {len(row) for row in rows} - {len(rows)}:
             raise TypeError
         return [size for row in rows for size in row]
@@ -380,13 +381,20 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
     device: torch.device | str | None = None,
     group: Any = None,
     rows: Sequence[int] | None = None,
+    sparse: bool = False,
+    optimizer: FusedOptimizer | None = None,
     schedule: str | Schedule = DEFAULT,
     grain: int | None = None,
 ) -> Tensor:
     """Pool this rank's tables for the whole batch, and return its batch slice of all ranks' tables.
 
-    Gradients of tables are dense. If some rank has no table, all ranks take part in backward
-    whenever gradients are recorded, even if no table needs a gradient.
+    Gradients of tables are dense, or sparse, or replaced by an update of the tables in backward. If
+    some rank has no table, all ranks take part in backward whenever gradients are recorded, even if
+    no table needs a gradient.
+
+    With `optimizer`, tables get no gradient: backward adds up the gradients of each row and updates
+    the row once. So these gradients cannot be accumulated over several backwards, clipped or
+    scaled: a backward is a step. Use a table in one call per step. A call has one backward.
 
     Args:
         tables: this rank's tables, each [rows, dimension]; may be empty.
@@ -400,6 +408,10 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
             open group, else the current GPU if the group supports GPUs (nccl), else the CPU.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         rows: size of the batch slice by rank; None: torch.chunk's rule.
+        sparse: whether tables get sparse COO gradients, not coalesced: an index per lookup, and its
+            bag's gradient as values. torch.compile leaves such a call out of its graphs.
+        optimizer: a FusedSGD or FusedRowWiseAdagrad that has this rank's tables. torch.compile
+            leaves such a call out of its graphs.
         schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
         grain: chunks per batch slice, instead of the schedule's.
 
@@ -417,66 +429,30 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
         >>> ficco.embedding_all_to_all([table], bags, [torch.tensor([0, 2])], **options).shape
         torch.Size([2, 4])
     """
-    dimension, batch = _size("dimension", dimension), _size("batch", batch)
+    dimension, batch = size("dimension", dimension), size("batch", batch)
     if tables_per_rank is None:
         raise InputError("tables_per_rank=None: a list of the number of tables by rank is needed")
-    tables_per_rank = _sizes("tables_per_rank", tables_per_rank)
+    tables_per_rank = sizes("tables_per_rank", tables_per_rank)
+    fused_tables.check_optimizer(optimizer, sparse)
     tables, indices = bags.listed(tables, "tables"), bags.listed(indices, "indices")
     offsets = bags.listed(offsets, "offsets")
     like = bags.empty_like_tables(tables, dimension, dtype, device, group)
     if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(requires_grad, tables)):
-        like = _with_gradient(like)
+        like = bags.with_gradient(like)
     tensors = (*tables, *indices, *offsets, like)
+    name, rows = "embedding_all_to_all", sizes("rows", rows)
     args = (
-        tables, indices, offsets, like, tables_per_rank, batch, _sizes("rows", rows), group,
-        schedule, grain,
+        tables, indices, offsets, like, tables_per_rank, batch, rows, sparse, group, schedule, grain
     )  # fmt: skip
-    return dispatch("embedding_all_to_all", args, survey(tensors))  # type: ignore[no-any-return]
+    if optimizer is not None and torch.is_grad_enabled():
+        return fused_tables.fused_call_outside_graphs(name, optimizer, args)  # type: ignore[no-any-return]
+    if sparse and torch.compiler.is_dynamo_compiling():
+        return _sparse_call_outside_graphs(name, args)  # type: ignore[no-any-return]
+    return dispatch(name, args, survey(tensors))  # type: ignore[no-any-return]
 
 
-def _sizes(name: str, values: Any) -> Any:
-    """Return a copy of sizes as a list, because backward reads it too.
-
-    Raises:
-        InputError: they are not a sequence of whole numbers.
-    """
-    if values is None or torch.compiler.is_dynamo_compiling():
-        return _copied_list(values)
-    try:
-        if True in [type(value) is torch.SymInt for value in values]:  # from a tracer
-            return list(values)
-    except TypeError:
-        pass  # not a sequence: refused below
-    return list(whole_numbers(values, name))
-
-
-def _size(name: str, value: Any) -> Any:
-    """Return one size; raise as `_sizes`."""
-    if torch.compiler.is_dynamo_compiling() or isinstance(value, torch.SymInt):
-        return value
-    return whole_number(value, name, 0, MOST)
-
-
-def _copied_list(values: Sequence[Any] | None) -> list[Any] | None:
-    """Return a copy of the values as a list, because backward reads it too."""
-    if values is None or torch.compiler.is_dynamo_compiling():
-        return None if values is None else list(values)
-    try:
-        axes = None if isinstance(values, (str, bytes)) else list(values)
-    except TypeError:
-        axes = None
-    if axes is None:
-        raise InputError(
-            f"axes={shown(values)}: a list with 'rows' or 'contraction' per weight is needed"
-        )
-    for i, axis in enumerate(axes):
-        if not isinstance(axis, str):
-            raise InputError(f"axes[{i}]={shown(axis)}: 'rows' or 'contraction' is needed")
-    return axes
-
-
-def _with_gradient(like: Tensor) -> Tensor:
-    """Return a row that needs a gradient, so this rank takes part in backward."""
-    if torch.compiler.is_dynamo_compiling():  # dynamo does not support new leaves
-        return _LEAF.to(like).expand(1, like.shape[1])
-    return like.new_zeros((1, like.shape[1])).requires_grad_()
+@disable_dynamo  # type: ignore[untyped-decorator]
+def _sparse_call_outside_graphs(name: str, args: tuple[Any, ...]) -> Any:
+    """Make a call whose gradients have no place in a graph of torch.compile."""
+    function = registry.function(name)
+    return dispatch(name, args, survey(function.flat(args)[0]))

@@ -28,7 +28,7 @@ from ficco.runtime import distributed
 from ficco.schedule import Schedule
 from ficco.selector.candidates import few_rows
 
-__all__ = ["column_matmul", "exchange_rows", "run", "token"]
+__all__ = ["begin_exchange", "column_matmul", "exchange_rows", "run", "token"]
 
 Tensor = torch.Tensor
 _GROUP, _SCHEDULE, _GRAIN = -3, -2, -1  # places among the arguments
@@ -206,6 +206,14 @@ def exchange_rows(x: Tensor, splits: Sequence[int], group: Any) -> Tensor:
     """Send every rank its block of rows by a collective; return the rows that this rank gets."""
     call = Call(group, x, "x")
     return distributed.exchange(
+        call.matrix, splits_table(call, tuple(splits)), call.group, call.rank
+    )
+
+
+def begin_exchange(x: Tensor, splits: Sequence[int], group: Any) -> Callable[[], Tensor]:
+    """Begin `exchange_rows`; return a function that waits, and returns the rows."""
+    call = Call(group, x, "x")
+    return distributed.begin_exchange(
         call.matrix, splits_table(call, tuple(splits)), call.group, call.rank
     )
 

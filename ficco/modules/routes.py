@@ -19,7 +19,17 @@ from ficco.modules.calling import check_dense, check_sized
 from ficco.private import torch_core
 from ficco.schedule import Schedule
 
-__all__ = ["DIRECT", "RECORDED", "WATCHED", "autocast", "custom", "is_custom", "perform", "survey"]
+__all__ = [
+    "DIRECT",
+    "RECORDED",
+    "WATCHED",
+    "autocast",
+    "custom",
+    "is_custom",
+    "is_observed",
+    "perform",
+    "survey",
+]
 
 DIRECT, RECORDED, WATCHED = range(3)  # routes of a call
 
@@ -82,12 +92,17 @@ def is_custom(tensors: Sequence[Any]) -> bool:
     plain = all(type(t) in (Tensor, _Parameter) or not isinstance(t, Tensor) for t in tensors)
     if not plain:
         _refuse_subclasses(tensors)
-    return not plain or bool(_modes() or _functions())
+    return not plain or is_observed()
+
+
+def is_observed() -> bool:
+    """Return whether a mode is active, such as a tracer's; it must see custom operators."""
+    return bool(_modes() or _functions())
 
 
 def perform(name: str, args: Sequence[Any]) -> Any:
     """Run an operator without recording a gradient, unless an active mode observes the call."""
-    if _modes() or _functions():
+    if is_observed():
         return custom(name, args)
     return operators.run(name, args)
 

@@ -275,7 +275,7 @@ def _wrong_bags(index: Array, start: Array, height: int, where: str) -> InputErr
 
 
 # ---- the function of PyTorch:
-# tables, indices, starts, like, counts, batch, rows, group, schedule, grain
+# tables, indices, starts, like, counts, batch, rows, sparse, group, schedule, grain
 
 
 def _flat(args: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
@@ -290,13 +290,13 @@ def _nested(tensors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
 
 
 def _shapes(ranks: Callable[[str], tuple[int, int]], *arguments: Any) -> Array:
-    _, _, _, like, counts, batch, rows, group, *_ = arguments
+    _, _, _, like, counts, batch, rows, _, group, *_ = arguments
     rank, world = ranks(group)
     sizes = rows if rows is not None else chunk_sizes(batch, world)
     return like.new_empty((sizes[rank], like.shape[1] * sum(counts)))
 
 
-def _local(
+def _local(  # noqa: PLR0913 - the arguments of the function
     call: Any,
     tables: Sequence[Array],
     indices: Sequence[Array],
@@ -305,11 +305,12 @@ def _local(
     counts: Sequence[int],
     batch: int,
     rows: Sequence[int] | None,
+    sparse: bool,
 ) -> Local | Array:
     """Return this rank's batch slice of the pooled bags of all tables.
 
     `like` [any, dimension] has the dtype and device of all tables, for ranks without tables.
-    `counts` is the number of tables per rank.
+    `counts` is the number of tables per rank. `sparse` matters only to gradients.
     """
     if len(counts) != call.world or min(counts) < 0 or counts[call.rank] != len(tables):
         raise InputError(
@@ -377,32 +378,26 @@ def _keep(tensors: Sequence[Any], rest: Any, needs: Any, ys: Any) -> list[Any]:
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
-    """Columns of dy return to the rank of their tables, as rows of one element.
+    """Columns of dy return to the rank of their tables, where lookups add them to rows.
 
     `like` needs a gradient on ranks that take part although none of their tables needs one.
     """
-    counts, batch, rows, group, _, _ = kept.rest
+    counts, batch, rows, sparse, group, _, _ = kept.rest
     count = len(kept.shapes) // 3
-    dimension = kept.shapes[-1][-1]
-    dy = call.matrix(dys[0])
     sizes = rows if rows is not None else chunk_sizes(batch, len(counts))
-    widths = [dimension * tables for tables in counts]
-    parts = [part.reshape(-1, 1) for part in dy.split(widths, dim=1)]
-    splits = [height * width for height in sizes for width in widths]
-    returned = call.run("exchange_rows", (call.concatenate(parts), splits, group))
-    pooled = returned.reshape(batch, count * dimension)
-    if not pooled.is_cuda:  # on GPUs the sum is float32 already
-        pooled = pooled.float()
-    gradients: list[Any] = [None] * len(kept.shapes)
+    arriving = call.return_bags(dys[0], counts, sizes, kept.shapes[-1][-1], group)
+    bags, gradients = call.table_gradients(
+        arriving,
+        kept.tensors[:count],
+        kept.tensors[count:],
+        [shape[0] for shape in kept.shapes[:count]],
+        kept.needs[:count],
+        sparse,
+    )
+    gradients += [None] * (len(kept.shapes) - count)
     if kept.needs[-1]:
-        gradients[-1] = call.run("token", (returned,)).expand(kept.shapes[-1])
-    for i in range(count):
-        if kept.needs[i]:
-            index, start = kept.tensors[i].ravel(), kept.tensors[count + i].ravel()
-            columns = pooled[:, i * dimension : (i + 1) * dimension].contiguous()
-            gradient = call.table_gradient(columns, index, start, kept.shapes[i][0])
-            gradients[i] = gradient.to(dy.dtype)
-    return gradients
+        gradients[-1] = call.run("token", (bags,)).expand(kept.shapes[-1])
+    return gradients  # type: ignore[no-any-return]
 
 
 OPERATOR = Operator(
@@ -423,7 +418,7 @@ OPERATOR = Operator(
     function=Function(
         name="embedding_all_to_all",
         schema="(Tensor[] tables, Tensor[] indices, Tensor[] starts, Tensor like, int[] counts, "
-        f"SymInt batch, SymInt[]? rows, {CALL}) -> Tensor",
+        f"SymInt batch, SymInt[]? rows, bool sparse, {CALL}) -> Tensor",
         shapes=_shapes,
         flat=_flat,
         nested=_nested,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_gather", "exchange", "gathered", "reduce_scatter"]
+__all__ = ["all_gather", "begin_exchange", "exchange", "gathered", "reduce_scatter"]
 
 
 def _named(*names: str) -> Any:
@@ -45,7 +45,34 @@ def exchange(
     own: torch.Tensor, splits: Sequence[Sequence[int]], group: Any, rank: int
 ) -> torch.Tensor:
     """Send splits[rank][r] rows to every rank r; return the received rows by source rank."""
-    sizes_in = [row[rank] for row in splits]
-    target = own.new_empty((sum(sizes_in), own.shape[1]))
-    dist.all_to_all_single(target, own.contiguous(), sizes_in, list(splits[rank]), group=group)
+    source, target, sizes_in, sizes_out = _sides(own, splits, rank)
+    dist.all_to_all_single(target, source, sizes_in, sizes_out, group=group)
     return target
+
+
+def begin_exchange(
+    own: torch.Tensor, splits: Sequence[Sequence[int]], group: Any, rank: int
+) -> Callable[[], torch.Tensor]:
+    """Begin `exchange`, on a GPU on a stream of the group; return a function that ends it.
+
+    The function returns the rows. On a GPU it makes the current stream wait, not the host.
+    """
+    source, target, sizes_in, sizes_out = _sides(own, splits, rank)
+    work = dist.all_to_all_single(target, source, sizes_in, sizes_out, group=group, async_op=True)
+
+    def end() -> torch.Tensor:
+        work.wait()
+        return target
+
+    return end
+
+
+def _sides(
+    own: torch.Tensor, splits: Sequence[Sequence[int]], rank: int
+) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
+    """Return the source and the target of an exchange, and the rows from and to each rank."""
+    sizes_in, sizes_out = [row[rank] for row in splits], list(splits[rank])
+    target = own.new_empty((sum(sizes_in), own.shape[1]))
+    if len({size for row in splits for size in row}) == 1:
+        sizes_in, sizes_out = [], []  # all are equal
+    return own.contiguous(), target, sizes_in, sizes_out

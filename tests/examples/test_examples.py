@@ -19,6 +19,9 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
+DLRM_LOSSES = r"loss ([\d.]+), plain ([\d.]+)"
+
+
 def output_of(example: str, folder: Path, *arguments: str) -> str:
     """Run an example in two processes that have PyTorch imported; return what rank 0 prints."""
     with socket.socket() as probe:
@@ -63,6 +66,16 @@ def test_the_serving_example_without_gpus(tmp_path: Path, torch: Any) -> None:
     assert "no CUDA graph: 2 GPUs are needed, 0 found" in said, said
     assert re.search(r"eager, on cpu: [\d.]+ ms a token, tokens \[\d+, ", said), said
     assert "{q, k, v}" in said and "ficco runs 6 of 6 tensor-parallel layers" in said, said
+
+
+def test_the_example_of_embedding_tables(tmp_path: Path, torch: Any) -> None:
+    said = output_of("dlrm.py", tmp_path)
+    assert "tables by rank: [[4, 0, 3], [1, 2, 5, 6]]" in said, said
+    losses = [(float(own), float(plain)) for own, plain in re.findall(DLRM_LOSSES, said)]
+    assert len(losses) == 6 and losses[-1][0] < 0.7 * losses[0][0], losses
+    assert all(own == pytest.approx(plain, abs=1e-3) for own, plain in losses), losses
+    (gap,) = re.findall(r"entry of a table: (\S+)", said)
+    assert float(gap) < 1e-4, said
 
 
 def test_the_llama_example(tmp_path: Path, torch: Any, request: pytest.FixtureRequest) -> None:

@@ -120,6 +120,7 @@ def _again() -> Iterator[Check]:
 def _gradients() -> Iterator[Check]:
     for world in (A_RANK_A_GPU, 1, 3, 4, MOST):
         yield Check("gradients", "gradients", world, limit_s=90.0)
+        yield Check("tables", "tables", world, limit_s=90.0)
 
 
 def _models() -> Iterator[Check]:

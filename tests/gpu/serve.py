@@ -31,6 +31,7 @@ import at_random
 import gradient_worker
 import overlapping
 import scenarios
+import tables_worker
 import torch
 import torch.distributed as dist
 from rank import Rank
@@ -55,6 +56,12 @@ def _gradients(rank: int, world: int) -> None:
     ficco.close()
 
 
+def _tables(rank: int, world: int) -> None:
+    for check in tables_worker.checks(world):
+        check(rank, world)
+    ficco.close()
+
+
 def _overlap(scenario: Callable[..., None], rank: int, world: int) -> None:
     mesh = init_device_mesh(gradient_worker.DEVICE.type, (world,))
     scenario(mesh)
@@ -65,6 +72,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     **{name: partial(_on_runtime, each) for name, each in scenarios.SCENARIOS.items()},
     "functions": scenarios.functions,
     "gradients": _gradients,
+    "tables": _tables,
     "random": at_random.at_random,
     **{name: partial(_overlap, each) for name, each in overlapping.SCENARIOS.items()},
 }

@@ -29,6 +29,13 @@ def test_training(gpus: int, tmp_path: Path) -> None:
     assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
 
 
+def test_embedding_tables(gpus: int, tmp_path: Path) -> None:
+    said = output_of("dlrm.py", tmp_path)
+    losses = re.findall(r"loss ([\d.]+), plain ([\d.]+)", said)
+    assert len(losses) == 6 and float(losses[-1][0]) < 0.7 * float(losses[0][0]), said
+    assert all(abs(float(own) - float(plain)) < 0.01 for own, plain in losses), said
+
+
 def test_decoding_by_a_graph(gpus: int, tmp_path: Path) -> None:
     said = output_of("serve.py", tmp_path)
     way = r"^(eager|by a CUDA graph), on cuda: [\d.]+ ms a token, tokens (.*)$"

@@ -243,7 +243,7 @@ def operators(rank: int, world: int) -> None:
         "exchange_rows": (leaf(mine, 6).detach(), splits, name),
         "embedding_all_to_all": (
             [leaf(7, 3)], [torch.arange(9) % 7], [torch.tensor([0, 2, 2, 5])], torch.empty(0, 3),
-            [1] * world, 4, None, *call,
+            [1] * world, 4, None, False, *call,
         ),
     }  # fmt: skip
     for operator, args in asked.items():

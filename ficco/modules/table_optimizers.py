@@ -1,0 +1,240 @@
+"""Optimizers that update embedding tables during backward, in place of gradients of the tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
+from ficco.dtypes import DTYPES
+from ficco.errors import InputError, shown
+from ficco.modules.row_sums import RowSums
+
+__all__ = ["FusedOptimizer", "FusedRowWiseAdagrad", "FusedSGD"]
+
+Tensor = torch.Tensor
+
+
+class FusedOptimizer:
+    """The common part of `FusedSGD` and `FusedRowWiseAdagrad`.
+
+    Args:
+        tables: the tables of this rank.
+        lr: the learning rate.
+
+    Attributes:
+        tables: as above.
+    """
+
+    def __init__(self, tables: Iterable[Tensor], lr: float | Tensor) -> None:
+        if isinstance(tables, Tensor) or not hasattr(tables, "__iter__"):
+            kind = type(tables).__name__
+            raise InputError(f"tables: {kind} found; a list of this rank's tables is needed")
+        self.tables = list(tables)
+        for i, table in enumerate(self.tables):
+            _check_table(table, f"tables[{i}]")
+        self.lr = lr
+
+    @property
+    def lr(self) -> float | Tensor:
+        """The learning rate; it may be set between steps."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float | Tensor) -> None:
+        self._lr = _checked_rate(value, self.tables)
+
+    def places_of(self, tables: Sequence[Tensor]) -> list[int]:
+        """Return the places of a call's tables among those of the optimizer.
+
+        Raises:
+            InputError: a table is not one of them, is given twice, or cannot be updated.
+        """
+        known = {id(table): i for i, table in enumerate(self.tables)}
+        places = []
+        for i, table in enumerate(tables):
+            _check_table(table, f"tables[{i}]")
+            if id(table) not in known:
+                raise InputError(
+                    f"tables[{i}] is not one of the {len(self.tables)} tables of the optimizer; "
+                    "give the same tensors to both"
+                )
+            places.append(known[id(table)])
+        if len(set(places)) < len(places):
+            raise InputError("tables: one table is given twice; a call updates a table once")
+        return places
+
+    def update(self, places: Sequence[int], sums: RowSums, bags: Tensor) -> None:
+        """Update the rows that were looked up.
+
+        Args:
+            places: of the tables among those of the optimizer, in the order of the call.
+            sums: made from the lookups of these tables.
+            bags: gradients of bags [batch x tables, dimension].
+        """
+        rows = torch.split(sums.rows, sums.sizes)
+        changes = torch.split(self._changes(places, rows, sums, bags), sums.sizes)
+        for place, chosen, change in zip(places, rows, changes, strict=True):
+            table = self.tables[place].detach()
+            table.index_add_(0, chosen, change.to(table.dtype))  # unused slots add zeros
+
+    def _changes(
+        self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
+    ) -> Tensor:
+        """Return what is added to the rows [slots, dimension]; arguments as of `update`.
+
+        rows: of each table, [slots].
+        """
+        raise NotImplementedError
+
+
+class FusedSGD(FusedOptimizer):
+    """Stochastic gradient descent: row -= lr x the row's gradient, in backward.
+
+    FBGEMM calls it EXACT_SGD. See `embedding_all_to_all` for what an update in backward replaces.
+
+    Args:
+        tables: the tables of this rank, which require gradients.
+        lr: the learning rate: a number, or a tensor of one element on the device of the tables. A
+            captured graph reads the tensor at every replay; a number is part of the graph.
+
+    Attributes:
+        lr: as above; it may be set between steps.
+
+    Raises:
+        InputError: a table cannot be updated, or lr is not a finite number of 0 or more.
+
+    Example:
+        >>> table = torch.ones(9, 4, requires_grad=True)
+        >>> optimizer = ficco.FusedSGD([table], lr=0.5)
+        >>> y = ficco.embedding_all_to_all(
+        ...     [table], [torch.tensor([1, 2, 2])], [torch.tensor([0, 2])], tables_per_rank=[1],
+        ...     dimension=4, batch=2, optimizer=optimizer)
+        >>> y.sum().backward()
+        >>> table[:3, 0].tolist(), table.grad
+        ([1.0, 0.5, 0.0], None)
+    """
+
+    def _changes(
+        self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
+    ) -> Tensor:
+        return sums.of(bags.float() * -self.lr)  # there are fewer bags than slots
+
+
+class FusedRowWiseAdagrad(FusedOptimizer):
+    """Adagrad with one accumulator per row, in backward.
+
+    The accumulator grows by the mean of the squares of the row's gradient; then
+    row -= lr x gradient / (sqrt(accumulator) + eps). FBGEMM calls it EXACT_ROWWISE_ADAGRAD.
+
+    Args:
+        tables: the tables of this rank, which require gradients.
+        lr: as of `FusedSGD`.
+        eps: more than 0.
+        initial_accumulator_value: of all rows, 0 or more.
+
+    Attributes:
+        lr: as above; it may be set between steps.
+        accumulators: per table, float32 [rows]; save and restore them with the tables.
+
+    Raises:
+        InputError: a table cannot be updated, or a number is out of bounds.
+
+    Example:
+        >>> table = torch.ones(9, 4, requires_grad=True)
+        >>> optimizer = ficco.FusedRowWiseAdagrad([table], lr=0.1)
+        >>> y = ficco.embedding_all_to_all(
+        ...     [table], [torch.tensor([1, 2, 2])], [torch.tensor([0, 2])], tables_per_rank=[1],
+        ...     dimension=4, batch=2, optimizer=optimizer)
+        >>> y.sum().backward()
+        >>> optimizer.accumulators[0][:3].tolist()
+        [0.0, 1.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[Tensor],
+        lr: float | Tensor,
+        eps: float = 1e-8,
+        initial_accumulator_value: float = 0.0,
+    ) -> None:
+        super().__init__(tables, lr)
+        if not (_is_number(eps) and 0 < eps < math.inf):
+            raise InputError(f"eps={shown(eps)}: a finite number of more than 0 is needed")
+        begin = initial_accumulator_value
+        if not (_is_number(begin) and 0 <= begin < math.inf):
+            raise InputError(
+                f"initial_accumulator_value={shown(begin)}: a finite number of 0 or more is needed"
+            )
+        self.eps = eps
+        self.accumulators = [
+            torch.full((table.shape[0],), begin, dtype=torch.float32, device=table.device)
+            for table in self.tables
+        ]
+
+    def _changes(
+        self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
+    ) -> Tensor:
+        gradients = sums.of(bags)
+        squares = torch.linalg.vector_norm(gradients, dim=1).square_().div_(gradients.shape[1])
+        found = []
+        for place, chosen, square in zip(
+            places, rows, torch.split(squares, sums.sizes), strict=True
+        ):
+            own = self.accumulators[place]
+            own.index_add_(0, chosen, square)
+            found.append(own[chosen])
+        factors = torch.cat(found).sqrt_().add_(self.eps).reciprocal_().mul_(-self.lr)
+        return gradients.mul_(factors.unsqueeze(1))
+
+
+def _check_table(table: Any, name: str) -> None:
+    """Refuse what backward cannot update."""
+    if not isinstance(table, Tensor):
+        raise InputError(f"{name}: {type(table).__name__} found; a torch tensor is needed")
+    if table.dim() != 2 or table.dtype not in PROBLEM_NAME_OF:
+        known = ", ".join(DTYPES)
+        raise InputError(
+            f"{name} is {list(table.shape)}, {table.dtype}; a table is [rows, dimension], of "
+            f"{known}"
+        )
+    if not table.requires_grad:
+        raise InputError(
+            f"{name} does not require a gradient, so backward cannot update it; call its "
+            "requires_grad_(), or leave optimizer= out"
+        )
+    if not table.is_leaf:
+        raise InputError(
+            f"{name} is computed from other tensors, so an update of it would be lost; give the "
+            "parameter itself"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _checked_rate(value: Any, tables: Sequence[Tensor]) -> float | Tensor:
+    """Return a learning rate.
+
+    Raises:
+        InputError: it is neither a number nor a tensor that the tables' device can read.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.is_floating_point():
+            raise InputError(
+                f"lr is {list(value.shape)}, {value.dtype}; a tensor of one element is needed, "
+                "such as torch.tensor(0.1)"
+            )
+        for i, table in enumerate(tables):
+            if table.device != value.device:
+                raise InputError(
+                    f"lr is on {value.device}, tables[{i}] is on {table.device}; give one device"
+                )
+        return value.detach().reshape(())
+    if not (_is_number(value) and 0 <= value < math.inf):
+        raise InputError(f"lr={shown(value)}: a finite number of 0 or more, or a tensor, is needed")
+    return float(value)

@@ -1,0 +1,390 @@
+"""A rank that holds gradients and updates of embedding tables against float64.
+
+python tables_worker.py DEVICE STORE RANK WORLD
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import ficco
+from ficco.modules import row_sums
+from ficco.problem import chunk_sizes, offsets
+
+sys.path.append(str(Path(__file__).parent))
+from gradient_worker import DEVICE, draw, join, refused
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DIM = 5
+Tensor = torch.Tensor
+
+
+def near(found: Tensor, wanted: Tensor, about: str) -> None:
+    assert found.shape == wanted.shape, f"{about}: {list(found.shape)}, not {list(wanted.shape)}"
+    if found.numel():
+        gap = (found.double() - wanted).abs().max().item()
+        most = 16 * torch.finfo(found.dtype).eps * max(1.0, wanted.abs().max().item())
+        assert gap <= most, f"{about}: off by {gap}, {most} is allowed"
+
+
+class Case(NamedTuple):
+    """A call of this rank, and the exact gradients of its tables."""
+
+    tables: list[Tensor]
+    indices: list[Tensor]
+    starts: list[Tensor]
+    options: dict[str, Any]
+    cost: Tensor
+    wanted: list[Tensor]
+
+    def run(self, **more: Any) -> None:
+        """Run forward and backward."""
+        self.pooled(**more).backward(self.cost)
+
+    def pooled(self, **more: Any) -> Tensor:
+        return ficco.embedding_all_to_all(
+            self.tables, self.indices, self.starts, **self.options, **more
+        )
+
+
+def lookups_of(seed: int, height: int, batch: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return indices that prefer the first row, and starts with empty bags."""
+    generator = torch.Generator().manual_seed(seed)
+    indices = (torch.rand(count, generator=generator) ** 2 * height).long()
+    starts = torch.randint(count + 1, (batch,), generator=generator).sort().values
+    starts[:1] = 0
+    return indices.to(DEVICE), starts.to(DEVICE)
+
+
+def case(rank: int, world: int, dtype: torch.dtype, counts: Sequence[int], rows: Any) -> Case:
+    batch = 2 * world + 1
+    first = offsets(rows or chunk_sizes(batch, world))
+    columns = offsets([count * DIM for count in counts])
+    costs = [draw(50 + r, batch, columns[-1], dtype=dtype) for r in range(world)]
+    costs = [cost[first[r] : first[r + 1]] for r, cost in enumerate(costs)]
+    whole = torch.cat(costs).double()[:, columns[rank] : columns[rank + 1]]
+    tables, indices, starts, wanted = [], [], [], []
+    for i in range(counts[rank]):
+        height, count = 3 + 4 * i, (0, 40, 7)[(i + rank) % 3]
+        index, start = lookups_of(100 * rank + i, height, batch, count)
+        ends = [*start.tolist()[1:], count]
+        exact = torch.zeros(height, DIM, dtype=torch.float64, device=DEVICE)
+        for bag, (begin, end) in enumerate(zip(start.tolist(), ends, strict=True)):
+            for at in index[begin:end].tolist():
+                exact[at] += whole[bag, i * DIM : (i + 1) * DIM]
+        tables.append(draw(100 * rank + i, height, DIM, dtype=dtype).requires_grad_())
+        indices.append(index)
+        starts.append(start)
+        wanted.append(exact)
+    options = {
+        "tables_per_rank": list(counts), "dimension": DIM, "batch": batch, "dtype": dtype,
+        "rows": rows,
+    }  # fmt: skip
+    return Case(tables, indices, starts, options, costs[rank], wanted)
+
+
+def cases(rank: int, world: int) -> Iterator[tuple[str, Case]]:
+    """Yield calls with even and uneven tables and rows, in every dtype."""
+    uneven = [(2 * r) % 3 for r in range(world - 1)] + [3]
+    left = [0] * (world - 1) + [2 * world + 1]
+    dtypes = DTYPES if world < 4 else DTYPES[-1:]
+    for dtype, counts, rows in product(dtypes, ([2] * world, uneven), (None, left)):
+        yield f"{dtype}, {counts}, {rows}", case(rank, world, dtype, counts, rows)
+
+
+def sparse(rank: int, world: int) -> None:
+    for about, each in cases(rank, world):
+        each.run(sparse=True)
+        for table, index, wanted in zip(each.tables, each.indices, each.wanted, strict=True):
+            gradient = table.grad
+            assert gradient is not None and gradient.is_sparse, about
+            assert gradient.is_coalesced() == (len(index) == 0), about
+            assert gradient.dtype == table.dtype, about
+            assert torch.equal(gradient._indices()[0], index), about
+            near(gradient.float().to_dense(), wanted, about)
+            near(gradient.to_dense(), wanted, about)
+        if DEVICE.type == "cpu" and each.cost.dtype == torch.float16:
+            continue  # PyTorch cannot add them up there
+        each.run(sparse=True)  # gradients are added up
+        for table, wanted in zip(each.tables, each.wanted, strict=True):
+            assert table.grad is not None
+            near(table.grad.to_dense(), 2 * wanted, f"{about}, twice")
+
+
+def dense(rank: int, world: int) -> None:
+    for about, each in cases(rank, world):
+        for frozen in range(-1, max(each.options["tables_per_rank"])):
+            for i, table in enumerate(each.tables):
+                table.grad = None
+                table.requires_grad_(i != frozen)
+            each.run()
+            for i, (table, wanted) in enumerate(zip(each.tables, each.wanted, strict=True)):
+                assert (table.grad is None) == (i == frozen), about
+                if table.grad is not None:
+                    near(table.grad, wanted, f"{about}, {i}")
+
+
+def with_optimizers(rank: int, world: int) -> None:
+    """Sparse gradients in optimizers of PyTorch."""
+    for make in (
+        lambda tables: torch.optim.SGD(tables, lr=0.5),
+        lambda tables: torch.optim.SparseAdam(tables, lr=0.5),
+    ):
+        each = case(rank, world, torch.float32, [2] * world, None)
+        exact = [table.detach().double().requires_grad_() for table in each.tables]
+        optimizers = make(each.tables), make(exact)
+        for _ in range(2):
+            for table, mine, wanted in zip(each.tables, exact, each.wanted, strict=True):
+                table.grad, mine.grad = None, wanted.to_sparse(1)
+            each.run(sparse=True)
+            for optimizer in optimizers:
+                optimizer.step()
+        for table, mine in zip(each.tables, exact, strict=True):
+            near(table.detach(), mine.detach(), "an optimizer of PyTorch")
+
+
+def fused(rank: int, world: int) -> None:
+    for most, (about, each) in product((1024, 3), cases(rank, world)):
+        with patch.object(row_sums, "MOST_LOOKUPS", most):
+            sgd(each, about)
+            adagrad(each, about)
+
+
+def reset(each: Case) -> list[Tensor]:
+    """Set the tables to values that their dtype has, and return these in float64."""
+    for i, table in enumerate(each.tables):
+        table.data.copy_(draw(i, *table.shape))
+    return [table.detach().double() for table in each.tables]
+
+
+def sgd(each: Case, about: str) -> None:
+    rates = (0.5, torch.tensor(0.5, device=DEVICE))
+    bits = []
+    for rate in rates:
+        was = reset(each)
+        each.run(optimizer=ficco.FusedSGD(each.tables, rate))
+        for table, old, wanted in zip(each.tables, was, each.wanted, strict=True):
+            assert table.grad is None, about
+            near(table.detach(), old - 0.5 * wanted, f"SGD, {about}")
+        bits.append([table.detach().clone() for table in each.tables])
+    for one, other in zip(*bits, strict=True):
+        assert torch.equal(one, other), about
+
+
+def adagrad(each: Case, about: str) -> None:
+    exact = reset(each)
+    optimizer = ficco.FusedRowWiseAdagrad(each.tables, 0.3, 1e-3, 0.1)
+    sums = [torch.full_like(state, 0.1, dtype=torch.float64) for state in optimizer.accumulators]
+    for step in range(2):
+        if step:
+            optimizer.lr = 0.1
+        each.run(optimizer=optimizer)
+        for table, state, total, own, wanted in zip(
+            each.tables, optimizer.accumulators, sums, exact, each.wanted, strict=True
+        ):
+            total.add_(wanted.square().mean(1))
+            own.sub_((0.3, 0.1)[step] * wanted / (total.sqrt() + 1e-3).unsqueeze(1))
+            near(state, total, f"accumulators, {about}")
+            near(table.detach(), own, f"Adagrad, {about}")
+            assert table.grad is None, about
+
+
+def again(rank: int, world: int) -> None:
+    """One backward a call; forwards without gradients; activation checkpoints; modes."""
+    each = case(rank, world, torch.float32, [2] * world, None)
+    optimizer = ficco.FusedSGD(each.tables, 0.5)
+    with torch.no_grad():
+        assert not each.pooled(optimizer=optimizer).requires_grad
+    y = each.pooled(optimizer=optimizer)
+    y.backward(each.cost, retain_graph=True)
+    refused(lambda: y.backward(each.cost), "second backward")
+    ficco.reset()
+    for runs in range(3):
+        was = reset(each)
+        if runs == 0:
+            y = checkpoint(lambda: each.pooled(optimizer=optimizer), use_reentrant=False)
+            y.backward(each.cost)
+        elif runs == 1:
+            with FlopCounterMode(display=False):
+                each.run(optimizer=optimizer)
+        else:
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                each.run(optimizer=optimizer)
+        for table, old, wanted in zip(each.tables, was, each.wanted, strict=True):
+            near(table.detach(), old - 0.5 * wanted, f"again, {runs}")
+    for table in each.tables:
+        table.grad = None
+    with FlopCounterMode(display=False):
+        each.run(sparse=True)
+    for table, wanted in zip(each.tables, each.wanted, strict=True):
+        assert table.grad is not None and table.grad.is_sparse
+        near(table.grad.to_dense(), wanted, "under a mode")
+
+
+def compiled(rank: int, world: int) -> None:
+    """torch.compile leaves sparse and fused calls out of its graphs, or says that it cannot."""
+    each = case(rank, world, torch.float32, [2] * world, None)
+    for options in ({"sparse": True}, {"optimizer": ficco.FusedSGD(each.tables, 0.5)}):
+        was = reset(each)
+        for table in each.tables:
+            table.grad = None
+
+        def twice(**options: Any) -> Tensor:
+            return 2 * each.pooled(**options)
+
+        torch.compile(twice, backend="aot_eager")(**options).backward(each.cost)
+        for table, old, wanted in zip(each.tables, was, each.wanted, strict=True):
+            if "sparse" in options:
+                assert table.grad is not None and table.grad.is_sparse
+                near(table.grad.to_dense(), 2 * wanted, "compiled, sparse")
+            else:
+                near(table.detach(), old - wanted, "compiled, fused")
+        torch._dynamo.reset()
+        whole = torch.compile(twice, backend="aot_eager", fullgraph=True)
+        refused(lambda: whole(**options), "call_outside_graphs", Exception)  # noqa: B023
+        torch._dynamo.reset()
+
+
+def traced(rank: int, world: int) -> None:
+    """Tracers and fake tensors see sparse gradients."""
+    each = case(rank, world, torch.float32, [2] * world, None)
+
+    given = (each.tables, each.indices, each.starts, each.cost)
+
+    def gradients(tables: list[Tensor], *others: Any) -> Any:
+        same = Case(tables, *others[:2], each.options, others[2], [])
+        return torch.autograd.grad(same.pooled(sparse=True), tables, same.cost)
+
+    for mode in ("real", "fake", "symbolic"):
+        graph = make_fx(gradients, tracing_mode=mode)(*given)
+        for found, wanted in zip(graph(*given), each.wanted, strict=True):
+            assert found.is_sparse, mode
+            near(found.to_dense(), wanted, f"traced, {mode}")
+
+
+def arguments(rank: int, world: int) -> None:
+    each = case(rank, world, torch.float32, [2] * world, None)
+    optimizer = ficco.FusedSGD(each.tables, 0.5)
+    plain: Any = torch.optim.SGD(each.tables, 0.5)
+    bad: Any = "yes"
+
+    def run(**more: Any) -> Callable[[], Any]:
+        return lambda: each.pooled(**more)
+
+    other = [table.detach().clone().requires_grad_() for table in each.tables]
+    for call, words in (
+        (run(optimizer=plain), "SGD found; ficco.FusedSGD"),
+        (run(optimizer=optimizer, sparse=True), "leave one out"),
+        (run(sparse=bad), "str found"),
+        (run(optimizer=ficco.FusedSGD(other, 0.5)), "is not one of the 2 tables"),
+        (lambda: ficco.FusedSGD(each.tables, -1), "lr=-1"),
+        (lambda: ficco.FusedSGD(each.tables, bad), "lr='yes'"),
+        (lambda: ficco.FusedSGD(each.tables, torch.ones(2)), "one element"),
+        (lambda: ficco.FusedSGD(each.tables, torch.ones((), device="meta")), "lr is on meta"),
+        (lambda: ficco.FusedSGD(each.tables[0], 1), "Tensor found; a list"),
+        (lambda: ficco.FusedSGD([each.tables[0].detach()], 1), "does not require a gradient"),
+        (lambda: ficco.FusedSGD([each.tables[0] * 2], 1), "computed from other tensors"),
+        (lambda: ficco.FusedSGD([draw(0, 3).requires_grad_()], 1), "a table is [rows, dimension]"),
+        (lambda: ficco.FusedSGD([draw(0, 3, 3).double().requires_grad_()], 1), "float64"),
+        (lambda: ficco.FusedSGD([bad], 1), "str found"),
+        (lambda: ficco.FusedRowWiseAdagrad(each.tables, 1, eps=0), "eps=0"),
+        (lambda: ficco.FusedRowWiseAdagrad(each.tables, 1, 1e-8, -1), "accumulator_value=-1"),
+    ):
+        refused(call, words)
+        ficco.reset()
+    each.tables[0].requires_grad_(False)
+    refused(run(optimizer=optimizer), "does not require a gradient")
+    ficco.reset()
+
+
+def captured(rank: int, world: int) -> None:
+    """Training steps in a CUDA graph, with other indices and another rate at each replay."""
+    for kind in ("dense", "sparse", "sgd", "adagrad"):
+        found = []
+        for in_graph in (False, True):
+            found.append(_trained(rank, world, kind, in_graph))
+        for eager, replayed in zip(*found, strict=True):
+            torch.testing.assert_close(replayed, eager)
+
+
+def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
+    each = case(rank, world, torch.float32, [2] * world, None)
+    rate = torch.zeros((), device=DEVICE)
+    options: dict[str, Any] = {"sparse": kind == "sparse"}
+    if kind in ("sgd", "adagrad"):
+        make = ficco.FusedSGD if kind == "sgd" else ficco.FusedRowWiseAdagrad
+        options = {"optimizer": make(each.tables, rate)}
+
+    def step() -> None:
+        for table in each.tables:
+            table.grad = None
+        each.run(**options)
+        if "sparse" in options:
+            with torch.no_grad():
+                for table in each.tables:
+                    table.add_(table.grad.to_dense() * rate, alpha=-1)
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    if in_graph:
+        with torch.cuda.graph(graph):
+            step()
+    reset(each)
+    if kind == "adagrad":
+        for state in options["optimizer"].accumulators:
+            state.zero_()
+    for turn in range(4):
+        rate.fill_(0.1 * turn)
+        for i, (index, table) in enumerate(zip(each.indices, each.tables, strict=True)):
+            new, _ = lookups_of(1000 * turn + 10 * rank + i, len(table), 1, len(index))
+            index.copy_(new)
+        graph.replay() if in_graph else step()
+    torch.cuda.synchronize()
+    return [table.detach().clone() for table in each.tables]
+
+
+def disabled(rank: int, world: int) -> None:
+    """FICCO_DISABLE=1: the same without ficco's engines."""
+    with patch.dict("os.environ", FICCO_DISABLE="1"):
+        with_optimizers(rank, world)
+        sgd(case(rank, world, torch.float32, [2] * world, None), "disabled")
+
+
+def checks(world: int) -> list[Callable[[int, int], None]]:
+    """Return what so many ranks check on this device."""
+    found: list[Callable[[int, int], None]] = [
+        sparse, dense, with_optimizers, fused, again, arguments, disabled,
+    ]  # fmt: skip
+    if DEVICE.type == "cuda":  # ranks that share GPUs have no NCCL, and so no captures
+        return [*found, captured] if world <= torch.cuda.device_count() else found
+    return [*found, compiled, traced] if world == 2 else found
+
+
+def main(store: str, rank: int, world: int) -> None:
+    torch.set_num_threads(1)
+    join(store, rank, world)
+    for check in checks(world):
+        check(rank, world)
+    ficco.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print("right")
