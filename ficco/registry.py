@@ -218,6 +218,8 @@ class Function:
         leading: the place among the tensors, and the name in messages, of the tensor that sets the
             dtype, the device and the first dimension of the call.
         joins_pairs: whether pairs of x and w may be concatenated into one pair.
+        lengths: maps the number of tensors to the places of rows whose length may differ between
+            calls of one plan, as `operators.functions.rounded_length` says; None: there are none.
     """
 
     name: str
@@ -236,6 +238,7 @@ class Function:
     group_at: int | None = -3
     leading: tuple[int, str] = (0, "x")
     joins_pairs: bool = False
+    lengths: Callable[[int], Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

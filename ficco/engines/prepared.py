@@ -18,6 +18,8 @@ from ficco.plan import Buffer
 
 __all__ = ["CallSlots", "PreparedCall"]
 
+_INDEX_BYTES = ELEMENT_BYTES["int64"]
+
 
 class CallSlots(NamedTuple):
     """The slots of a call's addresses.
@@ -54,7 +56,7 @@ class PreparedCall:
     """
 
     __slots__ = (
-        "__weakref__", "_compute", "_launches", "_pitches", "_program", "_slots", "_state",
+        "__weakref__", "_compute", "_launches", "_pitches", "_program", "_rows", "_slots", "_state",
         "_workspaces", "before", "call", "window",
     )  # fmt: skip
 
@@ -79,6 +81,7 @@ class PreparedCall:
             if slot >= 0:
                 addresses[slot], self._pitches[slot] = compute.place(arrays[name])
         launches.place(arrays, addresses, self._pitches)
+        self._rows = [numbers[name] for name in arrays if name.startswith("indices")]
         self._state = launches.state
         self.window, self.before = window, before
         self.call: Any = None
@@ -94,6 +97,7 @@ class PreparedCall:
         copy: int,
         stream: int,
         matrices: Sequence[Any],
+        lengths: Sequence[int] = (),
     ) -> bool:
         """Enqueue a call on a stream of the current device.
 
@@ -102,6 +106,7 @@ class PreparedCall:
             copy: the window copy of this call.
             stream: driver handle of the library's current stream.
             matrices: of the addresses, if `before` is set; else empty.
+            lengths: numbers of lookups, by table.
 
         Returns:
             False if nothing was enqueued and the call must take the full path.
@@ -116,6 +121,8 @@ class PreparedCall:
         for slot, address in zip(self._slots, addresses, strict=True):
             if slot >= 0:
                 by_slot[slot] = address
+        for slot, length in zip(self._rows, lengths, strict=True):
+            self._pitches[slot] = length * _INDEX_BYTES  # which says where the last bag ends
         workspaces = []  # kept until the call is enqueued; stream order protects them afterwards
         for buffer, slot in self._workspaces:
             workspaces.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))

@@ -16,7 +16,7 @@ import torch
 
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
-from ficco.operators.functions import as_matrix
+from ficco.operators.functions import as_matrix, rounded_length
 from ficco.private.torch_core import current_device, current_stream, is_view, unsafe_view
 from ficco.problem import Problem
 from ficco.runtime import library_programs
@@ -63,6 +63,7 @@ class CachedCall:
         shapes: of its results.
         ready: whether the next call needs no further work.
         changes: `groups.changes()` before the choice; the call is invalid when it changes.
+        lengths: places of rows whose length may differ from call to call.
 
     Attributes:
         ready, changes: as above.
@@ -71,6 +72,7 @@ class CachedCall:
     __slots__ = (
         "_device",
         "_flat",
+        "_lengths",
         "_library",
         "_prepared",
         "_problem",
@@ -92,7 +94,9 @@ class CachedCall:
         shapes: Sequence[tuple[int, ...]],
         ready: bool,
         changes: int,
+        lengths: Sequence[int] = (),
     ) -> None:
+        self._lengths = lengths
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
         self._takes, self._shapes = takes, shapes
         self.ready, self.changes = ready, changes
@@ -130,7 +134,8 @@ class CachedCall:
                 if not self._flat:
                     matrices = tuple(self._arrays(tensors, ys).values())
             stream = current_stream(self._device)
-            if self._runtime.run_prepared(prepared, addresses, stream, ys, matrices):
+            lengths = [tensors[place].shape[0] for place in self._lengths]
+            if self._runtime.run_prepared(prepared, addresses, stream, ys, matrices, lengths):
                 self._tries_left = _MAX_TRIES
                 return ys
         arrays = self._arrays(tensors, ys)
@@ -173,9 +178,25 @@ class CachedCall:
 
 
 def key_of(
-    op: str, group: Any, x: Any, others: Sequence[Any], schedule: str | Schedule, *rest: Any
+    op: str,
+    group: Any,
+    x: Any,
+    others: Sequence[Any],
+    schedule: str | Schedule,
+    *rest: Any,
+    lengths: Sequence[int] = (),
 ) -> Any:
-    """Return the cache key of a call; None: the call cannot be cached."""
+    """Return the cache key of a call; None: the call cannot be cached.
+
+    Args:
+        op: name of the operator.
+        group: as the user gave it.
+        x: the first tensor.
+        others: the other tensors, or None.
+        schedule: as the user gave it.
+        rest: further arguments.
+        lengths: places among all tensors of rows of which only the rounded length matters.
+    """
     if not isinstance(x, Tensor) or not x.is_cuda or x.layout != _STRIDED or groups.disabled():
         return None
     try:
@@ -185,9 +206,12 @@ def key_of(
             op, groups.process_group(group), schedule, when,
             x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg(),
         ]  # fmt: skip
-        for t in others:
+        for place, t in enumerate(others, 1):
             if t is None:
                 facts.append(None)
+            elif place in lengths:
+                facts += (rounded_length(t.numel()), t.dim(), t.is_contiguous(), t.dtype,
+                          t.get_device(), t.layout)  # fmt: skip
             elif isinstance(t, Tensor) and t.layout == _STRIDED:
                 facts += (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg())
             else:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
+from ficco import registry
 from ficco.checking import check_sum
 from ficco.compute.numpy import NUMPY
 from ficco.compute.torch_dtypes import NAME_OF, PROBLEM_NAME_OF
@@ -274,7 +275,9 @@ class Call:
             shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
             even = _needs_even(runtime)
             takes = tuple((name, taken_as(name, plainly, even)) for name in tensors)
-            call = CachedCall(runtime, problem, chosen, takes, shapes, ready, changes)
+            rows = registry.function(self.name).lengths
+            lengths = () if rows is None else rows(len(takes))
+            call = CachedCall(runtime, problem, chosen, takes, shapes, ready, changes, lengths)
             keep(self.key, call)
 
     def _chosen(

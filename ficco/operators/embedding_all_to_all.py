@@ -21,7 +21,7 @@ from ficco.operators.arrays import (
     row_contiguous,
 )
 from ficco.operators.blocks import Blocks, Incoming, Outgoing
-from ficco.operators.functions import CALL
+from ficco.operators.functions import CALL, rounded_length
 from ficco.operators.products import check_one_output, one_output
 from ficco.operators.reference import is_tensor, library_of, wide, zero_of
 from ficco.problem import POOLING, TABLES, Output, Problem, check_per_rank, chunk_sizes, offsets
@@ -352,12 +352,17 @@ def _local(  # noqa: PLR0913 - the arguments of the function
 def _lookups_of(index: Array) -> int:
     """Return the number of lookups of a table's plan.
 
-    On GPUs it is rounded up, so that batches with other numbers of lookups have the same plan. What
-    runs there takes the number from the matrix.
+    On GPUs batches with about as many lookups have the same plan. What runs there takes the number
+    from the matrix.
     """
     count: int = index.numel()
-    unit = 1 << max(count.bit_length() - 4, 0) if index.is_cuda else 1
-    return -(-count // unit) * unit
+    return rounded_length(count) if index.is_cuda else count
+
+
+def _lengths(tensors: int) -> range:
+    """Return the places of the indices among the tensors of `_flat`."""
+    count = tensors // 3
+    return range(count, 2 * count)
 
 
 def _check_local_bags(index: Array, start: Array, height: int, batch: int, i: int) -> None:
@@ -427,6 +432,7 @@ OPERATOR = Operator(
         gradient=_gradient,
         casts=False,
         leading=(-1, "tables[0]"),
+        lengths=_lengths,
     ),
     per_rank=("tables", "indices", "offsets"),
 )

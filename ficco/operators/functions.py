@@ -27,6 +27,7 @@ __all__ = [
     "nested_pairs",
     "nested_weights",
     "product_flops",
+    "rounded_length",
     "size_for_this_rank",
     "split",
     "sum_flops",
@@ -176,3 +177,12 @@ def weight_name(i: int, count: int) -> str:
 def as_matrix(x: Array) -> Array:
     """Return a tensor with all dimensions but the last joined; it copies only if needed."""
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def rounded_length(count: int) -> int:
+    """Return the length of a plan's row for `count` elements: up to an eighth more, if it is long.
+
+    Calls whose rows have equal rounded lengths share a plan.
+    """
+    unit = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // unit) * unit

@@ -215,6 +215,7 @@ class CudaProcessRuntime(ProcessRuntime):
         stream: int,
         ys: Sequence[Any],
         matrices: Sequence[Any],
+        lengths: Sequence[int] = (),
     ) -> bool:
         """Make a prepared call; return False if it was not made and `execute` must make it.
 
@@ -225,6 +226,7 @@ class CudaProcessRuntime(ProcessRuntime):
             ys: its results, which are filled with NaN if the call fails.
             matrices: of the addresses, if the call does work before its launch
                 (`PreparedCall.before`); else empty.
+            lengths: of the rows whose length may differ from call to call.
 
         Raises: as `execute`.
         """
@@ -237,7 +239,7 @@ class CudaProcessRuntime(ProcessRuntime):
             if len(places) > 1:  # native code checks for failures only in the last place
                 self._check_alive()
             try:
-                if not prepared.run(addresses, self._calls % 2, stream, matrices):
+                if not prepared.run(addresses, self._calls % 2, stream, matrices, lengths):
                     return False
                 self._calls += 1
                 self._last = call

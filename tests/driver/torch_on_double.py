@@ -267,11 +267,11 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
 
     # Of these calls the engine sees no tensors.
     def run_prepared_and_wait(
-        self: Any, prepared: Any, addresses: Any, stream: int, ys: Any, matrices: Any
+        self: Any, prepared: Any, addresses: Any, stream: int, ys: Any, *rest: Any
     ) -> bool:
         for y in ys:
             here.compute.place(y)
-        made: bool = run_prepared(self, prepared, addresses, stream, ys, matrices)
+        made: bool = run_prepared(self, prepared, addresses, stream, ys, *rest)
         if made:
             settle()
         return made
