@@ -17,9 +17,8 @@ FIRST = (
 WAYS = (
     "`pool_sm` is ficco's one launch. `pool + NCCL` is ficco's pooling of all tables in one "
     "launch, then NCCL's all-to-all. `torch + NCCL` is PyTorch's `embedding_bag` of each table, "
-    "then NCCL's all-to-all. `pool` is ficco's pooling alone, without communication: no way can "
-    "be faster. The bound is 1.08 times the longer of `pool` and the bytes sent at 390 GB/s, plus "
-    "5 us."
+    "then NCCL's all-to-all. `pool` is ficco's pooling alone, without communication. The bound is "
+    "1.08 times the longer of `pool` and the bytes sent at 390 GB/s, plus 5 us."
 )
 NAMES = {
     "pool_sm": "`pool_sm`", "auto": "`auto`", "pool_nccl": "pool + NCCL",
