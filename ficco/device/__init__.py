@@ -16,26 +16,10 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from ficco.device import mailbox
-from ficco.device.functions import (
-    after_previous_launch,
-    barrier,
-    begin_call,
-    end_call,
-    fail,
-    fence,
-    get,
-    load,
-    my_pe,
-    n_pes,
-    on_gpu,
-    put,
-    put_signal,
-    remote_ptr,
-    signal,
-    status_of,
-    store,
-    wait,
-)
+from ficco.device.calls import after_previous_launch, begin_call, end_call
+from ficco.device.memory import get, load, put, remote_ptr, store
+from ficco.device.signals import barrier, fence, put_signal, signal, wait
+from ficco.device.state import fail, my_pe, n_pes, on_gpu, status_of
 from ficco.device.windows import Window, local_windows, window
 
 __all__ = [

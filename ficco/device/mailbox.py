@@ -17,7 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.device.functions import fail, now_ns, on_gpu, remote_ptr, status_of, timeout_of
+from ficco.device.memory import remote_ptr
+from ficco.device.state import fail, now_ns, on_gpu, status_of, timeout_of
 from ficco.kernels.mailbox import sendable
 from ficco.kernels.mailbox import take as take_blocks
 from ficco.tables import VACANT

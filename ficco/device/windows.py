@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from ficco.checking import positive_seconds, whole_number
-from ficco.device.functions import on_gpu
 from ficco.device.layout import STATE_WORDS, STATUS, table_values
+from ficco.device.state import on_gpu
 from ficco.errors import EngineError, InputError, TimeoutExceeded, shown
 from ficco.modules.groups import gathered, process_group
 from ficco.private.torch_core import symmetric_memory

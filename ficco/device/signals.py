@@ -1,7 +1,4 @@
-"""Triton functions that reach other ranks' windows, raise signals and wait for them.
-
-A kernel calls them with `window`, the pointer to the table of a `ficco.device.Window`. A symmetric
-pointer is a pointer into this rank's data or signals; the same offset is valid at every rank.
+"""Triton functions that order memory between ranks: signals, waits, barriers and fences.
 
 All threads of a program call a function together. The functions order ordinary loads and stores;
 they do not order bulk (TMA) copies. A loop that waits must not be pipelined, flattened or
@@ -10,28 +7,18 @@ warp-specialized, because loads would move ahead of the wait.
 
 from __future__ import annotations
 
-import time
-
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait, num_threads
+from triton.language.extra.cuda import num_threads
 
 from ficco.device import layout
-from ficco.private.triton_interpreter import let_loops_count
+from ficco.device.memory import moved, put
+from ficco.device.state import fail, my_pe, now_ns, on_gpu, status_of, timeout_of
 
-__all__ = [
-    "after_previous_launch", "barrier", "begin_call", "end_call", "fail", "fence", "get", "load",
-    "my_pe", "n_pes", "now_ns", "on_gpu", "put", "put_signal", "remote_ptr", "signal", "status_of",
-    "store", "timeout_of", "wait",
-]  # fmt: skip
+__all__ = ["barrier", "fence", "put_signal", "signal", "wait"]
 
-_RANK, _WORLD = tl.constexpr(layout.RANK), tl.constexpr(layout.WORLD)
-_TIMEOUT_NS, _STATE = tl.constexpr(layout.TIMEOUT_NS), tl.constexpr(layout.STATE)
-_DATA, _SIGNALS = tl.constexpr(layout.DATA), tl.constexpr(layout.SIGNALS)
-_OWN_DATA, _OWN_SIGNALS = tl.constexpr(layout.OWN_DATA), tl.constexpr(layout.OWN_SIGNALS)
-_STATUS, _CALLS = tl.constexpr(layout.STATUS), tl.constexpr(layout.CALLS)
-_DRAWN = tl.constexpr(layout.DRAWN)
-_ALIGN = tl.constexpr(layout.ALIGN)
+_SIGNALS = tl.constexpr(layout.SIGNALS)
+_OWN_SIGNALS = tl.constexpr(layout.OWN_SIGNALS)
 
 # $1 = the word, $2 = the value.
 _SIGNAL = """{
@@ -133,198 +120,11 @@ _FENCE_ASM = tl.constexpr("""{
     mov.u32 $0, 0;
 }""")
 
-# $1 = the count of calls, $2 = the count of programs, $3 = the call, $4 = programs of the launch.
-# The barrier uses the call, so that all threads have read it.
-_END_CALL_ASM = tl.constexpr("""{
-    .reg .pred first, last;
-    .reg .b32 thread, seen;
-    setp.ge.s32 first, $3, 0;
-    barrier.red.and.pred first, 0, first;
-    mov.u32 thread, %tid.x;
-    setp.eq.and.u32 first, thread, 0, first;
-    mov.u32 seen, $4;
-    @first atom.relaxed.gpu.global.add.u32 seen, [$2], 1;
-    add.u32 seen, seen, 1;
-    setp.eq.and.u32 last, seen, $4, first;
-    add.u32 seen, $3, 1;
-    and.b32 seen, seen, 0x7fffffff;
-    @last st.relaxed.gpu.global.u32 [$2], 0;
-    @last st.relaxed.gpu.global.u32 [$1], seen;
-    mov.u32 $0, 0;
-}""")
-_NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
-
-
-@triton.jit
-def _probe():
-    """Do nothing; its type says whether Triton interprets or compiles."""
-
-
-on_gpu = tl.constexpr(isinstance(_probe, triton.JITFunction))
-
-if on_gpu:
-
-    @triton.jit
-    def now_ns():
-        """Return a time in ns."""
-        return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], tl.int64, is_pure=False, pack=1)
-
-else:
-    let_loops_count()
-
-    def now_ns():
-        """Return a time in ns. Waits call it, so other processes get the processor meanwhile."""
-        time.sleep(2e-5)
-        return tl.full((), time.monotonic_ns(), tl.int64)
-
-
-@triton.jit
-def my_pe(window):
-    """Return this rank, int32."""
-    return tl.load(window + _RANK).to(tl.int32)
-
-
-@triton.jit
-def n_pes(window):
-    """Return the number of ranks, int32."""
-    return tl.load(window + _WORLD).to(tl.int32)
-
-
-@triton.jit
-def timeout_of(window):
-    """Return the longest time that a wait may last, int64, in ns."""
-    return tl.load(window + _TIMEOUT_NS)
-
-
-@triton.jit
-def status_of(window):
-    """Return a pointer to the window's status, int32.
-
-    It is 0 until a wait gives up. Then all other waits give up, too: they read their word once.
-    """
-    return tl.load(window + _STATE).to(tl.pointer_type(tl.int32)) + _STATUS
-
-
-@triton.jit
-def fail(number, window):
-    """Set the window's status to a number other than 0, unless a wait has given up before."""
-    tl.atomic_cas(status_of(window), 0, number, sem="relaxed", scope="sys")
-
-
-@triton.jit
-def remote_ptr(pointer, pe, window):
-    """Return the pointer to the same element of rank `pe`'s data.
-
-    It reads two entries of the table, and orders nothing. Translate a scalar pointer once, and add
-    offsets after that.
-
-    Args:
-        pointer: symmetric pointer into the data, a scalar or a block.
-        pe: int32, the rank.
-        window: the table.
-    """
-    return _moved(pointer, tl.load(window + _DATA + pe) - tl.load(window + _OWN_DATA))
-
-
-@triton.jit
-def _moved(pointer, distance):
-    """Return a pointer moved by a number of bytes, which `_ALIGN` divides."""
-    size: tl.constexpr = pointer.dtype.scalar.element_ty.primitive_bitwidth // 8
-    return pointer + tl.multiple_of(distance // size, _ALIGN // size)
-
 
 @triton.jit
 def _remote_signal(word, pe, window):
     """Return the pointer to the same signal of rank `pe`."""
-    return _moved(word, tl.load(window + _SIGNALS + pe) - tl.load(window + _OWN_SIGNALS))
-
-
-@triton.jit
-def load(pointer, pe, window, mask=None, other=None):
-    """Return elements of rank `pe`'s data. Order: as an ordinary load.
-
-    Args:
-        pointer: symmetric pointer or pointers.
-        pe: int32, the rank.
-        window: the table.
-        mask: which elements to load.
-        other: what the others are.
-    """
-    return tl.load(remote_ptr(pointer, pe, window), mask=mask, other=other)
-
-
-@triton.jit
-def store(pointer, value, pe, window, mask=None):
-    """Store values in rank `pe`'s data. Order: as an ordinary store.
-
-    The stores become visible to rank `pe` in any order. `signal` or `fence` orders them.
-
-    Args:
-        pointer: symmetric pointer or pointers.
-        value: the values.
-        pe: int32, the rank.
-        window: the table.
-        mask: as in `tl.store`.
-    """
-    tl.store(remote_ptr(pointer, pe, window), value, mask=mask)
-
-
-@triton.jit
-def put(
-    dest,
-    source,
-    nelems,
-    pe,
-    window,
-    BLOCK: tl.constexpr = 1024,  # noqa: N803 - Triton's way to mark constants
-):
-    """Copy contiguous elements from this rank's memory to rank `pe`'s data.
-
-    Order: as ordinary loads and stores. When it returns, the elements may not have arrived, and
-    other threads of the program may still read `source`.
-
-    Args:
-        dest: symmetric pointer to the first element.
-        source: pointer to the first element, in any memory of this rank.
-        nelems: int32 or int64, number of elements.
-        pe: int32, the rank.
-        window: the table.
-        BLOCK: elements that the program copies in a step, a power of two.
-    """
-    tl.static_assert(dest.dtype == source.dtype, "dest and source need one dtype")
-    remote = remote_ptr(dest, pe, window)
-    for begin in tl.range(0, nelems, BLOCK, num_stages=1):
-        at = begin + tl.arange(0, BLOCK)
-        tl.store(remote + at, tl.load(source + at, mask=at < nelems), mask=at < nelems)
-
-
-@triton.jit
-def get(
-    dest,
-    source,
-    nelems,
-    pe,
-    window,
-    BLOCK: tl.constexpr = 1024,  # noqa: N803
-):
-    """Copy contiguous elements from rank `pe`'s data to this rank's memory.
-
-    Order: as ordinary loads and stores. Other threads of the program may read `dest` after
-    `tl.debug_barrier()`.
-
-    Args:
-        dest: pointer to the first element, in any memory of this rank.
-        source: symmetric pointer to the first element.
-        nelems: int32 or int64, number of elements.
-        pe: int32, the rank.
-        window: the table.
-        BLOCK: elements that the program copies in a step, a power of two.
-    """
-    tl.static_assert(dest.dtype == source.dtype, "dest and source need one dtype")
-    remote = remote_ptr(source, pe, window)
-    for begin in tl.range(0, nelems, BLOCK, num_stages=1):
-        at = begin + tl.arange(0, BLOCK)
-        tl.store(dest + at, tl.load(remote + at, mask=at < nelems), mask=at < nelems)
+    return moved(word, tl.load(window + _SIGNALS + pe) - tl.load(window + _OWN_SIGNALS))
 
 
 @triton.jit
@@ -512,51 +312,3 @@ def barrier(place, window, WORLD: tl.constexpr):  # noqa: N803
                 came = tl.full((), 0, tl.int32)
                 fail(place + 1 + peer, window)
     return came
-
-
-@triton.jit
-def begin_call(window):
-    """Return the number of this call of the window, int32, the same in all programs of the launch.
-
-    Calls count from 0, also when a CUDA graph is replayed. All programs of a launch call it once,
-    and `end_call` later; launches on one window do not overlap. A negative number means that an
-    earlier call has given up: peers may still be in that call, so store nothing.
-    """
-    state = tl.load(window + _STATE).to(tl.pointer_type(tl.int32))
-    number = tl.load(state + _CALLS, volatile=True)
-    return tl.where(tl.load(state + _STATUS, volatile=True) == 0, number, -1)
-
-
-@triton.jit
-def end_call(call, window):
-    """Count this program; the last program of the launch counts the call. It orders nothing.
-
-    Call it once, after `begin_call`, and ahead of the waits: its latency is then hidden.
-
-    Args:
-        call: the result of `begin_call`.
-        window: the table.
-    """
-    state = tl.load(window + _STATE).to(tl.pointer_type(tl.int32))
-    programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
-    if on_gpu:
-        tl.inline_asm_elementwise(
-            _END_CALL_ASM, "=r,l,l,r,r,~{memory}",
-            [state + _CALLS, state + _DRAWN, call, programs],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    elif call >= 0:
-        drawn = tl.atomic_add(state + _DRAWN, 1)
-        if drawn + 1 == programs:
-            tl.store(state + _DRAWN, 0)
-            tl.store(state + _CALLS, (call + 1) & 0x7FFFFFFF)
-
-
-@triton.jit
-def after_previous_launch():
-    """Wait until the previous kernel of the stream has ended, in a launch with `launch_pdl=True`.
-
-    Call it first, before anything is read or written. In other launches it does nothing.
-    """
-    if on_gpu:
-        gdc_wait()
