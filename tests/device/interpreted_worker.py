@@ -15,6 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.with_name("kernels")), str(HERE.parents[1] / "examples")]
 
+import embedding_all_to_all
 import gemv_all_reduce
 import torch
 from interpreting import make_ready
@@ -240,6 +241,43 @@ def products() -> None:
         forked(world, ranks)
         for other in kept[1:]:
             assert torch.equal(other.tensor, kept[0].tensor), "ranks have different bits"
+
+
+def embeddings() -> None:
+    """The kernel of examples/embedding_all_to_all.py, against float64."""
+    for world, count, bags, lookups, dim, dtype in (
+        (1, 2, 3, 4, 16, DTYPES[2]), (2, 3, 5, 9, 12, DTYPES[0]), (3, 1, 9, 1, 40, DTYPES[1]),
+        (5, 2, 1, 17, 7, DTYPES[2]), (8, 1, 2, 3, 33, DTYPES[0]),
+    ):  # fmt: skip
+        shape = (bags, world, count, dim)
+        windows = fd.local_windows(world, shape, dtype, signals=3 * world, timeout_s=LIMIT_S)
+
+        def ranks(
+            rank: int, windows=windows, world=world, sizes=(count, bags, lookups, dim), dtype=dtype
+        ) -> None:
+            (count, bags, lookups, dim), delays = sizes, random.Random(rank)
+            for call in range(4):
+                if delays.random() < 0.3:
+                    time.sleep(0.05)
+                torch.manual_seed(call)
+                tables = torch.randn(world, count, 20, dim).to(dtype)
+                kind = torch.int64 if call % 2 else torch.int32
+                indices = torch.randint(20, (world, count, world * bags, lookups), dtype=kind)
+                y = embedding_all_to_all.lookup_and_exchange(
+                    tables[rank], indices[rank], windows[rank]
+                )
+                own = indices[:, :, rank * bags : (rank + 1) * bags].long()
+                picked = [
+                    tables[r, t].double()[own[r, t]].sum(1)
+                    for r in range(world)
+                    for t in range(count)
+                ]
+                error = float((y.double() - torch.cat(picked, 1)).abs().max())
+                bound = torch.finfo(dtype).eps * float(4 * lookups)
+                assert error <= bound, f"rank {rank} of {world}, call {call}: {error:.2e}"
+            windows[rank].check()
+
+        forked(world, ranks)
 
 
 def refusals() -> None:

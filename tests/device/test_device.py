@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from forking import run_forked
 
-INTERPRETED = ("signals", "stores", "barriers", "mailboxes", "late failures refusals", "products")
+INTERPRETED = (
+    "signals", "stores", "barriers", "mailboxes", "late failures refusals", "products", "embeddings"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
