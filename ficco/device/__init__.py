@@ -17,16 +17,21 @@ except ModuleNotFoundError as missing:
 
 from ficco.device import mailbox
 from ficco.device.calls import after_previous_launch, begin_call, end_call
+from ficco.device.declared import Raise, Unmet, Wait, check
 from ficco.device.memory import get, load, put, remote_ptr, store
 from ficco.device.signals import barrier, fence, put_signal, signal, wait
 from ficco.device.state import fail, my_pe, n_pes, on_gpu, status_of
 from ficco.device.windows import Window, local_windows, window
 
 __all__ = [
+    "Raise",
+    "Unmet",
+    "Wait",
     "Window",
     "after_previous_launch",
     "barrier",
     "begin_call",
+    "check",
     "end_call",
     "fail",
     "fence",
