@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import triton
 import triton.language as tl
-from kernels import all_meet, delayed_sum, push_around
+from small_kernels import all_meet, delayed_sum, push_around
 from triton.compiler.errors import CompilationError
 
 from ficco import device as fd

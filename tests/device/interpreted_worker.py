@@ -19,7 +19,7 @@ import embedding_all_to_all
 import gemv_all_reduce
 import torch
 from interpreting import make_ready
-from kernels import (
+from small_kernels import (
     DTYPES,
     all_meet,
     compare,

@@ -33,6 +33,7 @@ import overlapping
 import scenarios
 import torch
 import torch.distributed as dist
+from device_kernels import device_kernels
 from rank import Rank
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -63,6 +64,7 @@ def _overlap(scenario: Callable[..., None], rank: int, world: int) -> None:
 
 SCENARIOS: dict[str, Callable[..., None]] = {
     **{name: partial(_on_runtime, each) for name, each in scenarios.SCENARIOS.items()},
+    "device_kernels": device_kernels,
     "functions": scenarios.functions,
     "gradients": _gradients,
     "random": at_random.at_random,
