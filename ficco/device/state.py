@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from ficco.device import layout
-from ficco.private.triton_interpreter import let_loops_count
 
 __all__ = ["fail", "my_pe", "n_pes", "now_ns", "on_gpu", "status_of", "timeout_of"]
 
@@ -35,6 +34,8 @@ if on_gpu:
         return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], tl.int64, is_pure=False, pack=1)
 
 else:
+    from ficco.private.triton_interpreter import let_loops_count
+
     let_loops_count()
 
     def now_ns():

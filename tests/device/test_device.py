@@ -32,3 +32,10 @@ def test_it_is_right(
         folder=tmp_path, environment=settings, timeout=200,
     )  # fmt: skip
     assert code == 0 and "right" in said, said
+
+
+def test_without_triton_it_says_what_is_missing(tmp_path: Path, torch: object) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.modules['triton'] = None\nimport ficco\nficco.window\n")
+    code, said = run_forked(script, folder=tmp_path, environment={}, timeout=60)
+    assert code != 0 and "ficco.device needs Triton" in said and "pip install" in said, said
