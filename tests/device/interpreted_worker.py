@@ -170,13 +170,14 @@ def _refused(missing: str, window: fd.Window, limit_s: float) -> None:
 
 def failures() -> None:
     out = torch.full((12,), -1, dtype=torch.int32)
-    (window,) = fd.local_windows(1, 1, torch.float32, signals=3, timeout_s=0.2)
+    (window,) = fd.local_windows(1, 1, torch.float32, signals=3, timeout_s=1.0)
     window.signals.fill_(5)
     begin = time.monotonic()
     compare[(1,)](window.signals, out, window.table)
-    assert 0.2 < time.monotonic() - begin < 2.0, "each wait took the time limit"
+    lasted = time.monotonic() - begin
+    assert 1.0 < lasted < 4.0, f"each wait took the time limit: {lasted:.1f} s"
     assert out.tolist() == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1], out
-    _refused("signal 2", window, 0.2)
+    _refused("signal 2", window, 1.0)
     window.reset()
     window.check()
     assert not window.signals.any()
@@ -187,7 +188,7 @@ def failures() -> None:
     _refused("signal 1", first, 0.2)
     second.check()
 
-    pair = fd.local_windows(2, (2, 2, 2, 70), torch.bfloat16, mailbox=True, timeout_s=0.3)
+    pair = fd.local_windows(2, (2, 2, 2, 70), torch.bfloat16, mailbox=True, timeout_s=2.5)
     first, second = pair
     x, y = torch.ones(2, 70).bfloat16(), torch.zeros(2, 70).bfloat16()
 
@@ -196,8 +197,8 @@ def failures() -> None:
 
     begin = time.monotonic()
     call()
-    assert 0.3 < time.monotonic() - begin < 5.0 and y.isnan().all()
-    _refused("block 1 of a mailbox", first, 0.3)
+    assert 2.5 < time.monotonic() - begin < 15.0 and y.isnan().all()
+    _refused("block 1 of a mailbox", first, 2.5)
     sent = second.tensor.clone()
     second.tensor.view(torch.int16).fill_(3)  # the rank may still be in the call before
     call()
