@@ -89,13 +89,13 @@ def lookup_and_exchange(tables: Tensor, indices: Tensor, window: fd.Window) -> T
     (count, rows, dim), (_, batch, lookups) = tables.shape, indices.shape
     bags, cols = batch // window.world, triton.next_power_of_2(dim)
     block = max(1, min(8, 512 // cols))
-    most, gpu = 3, tables.is_cuda
-    if gpu:
-        most = 8 * torch.cuda.get_device_properties(tables.device).multi_processor_count
+    most = 3
+    if tables.is_cuda:  # as many programs as are resident at the same time
+        most = 4 * torch.cuda.get_device_properties(tables.device).multi_processor_count
     programs = min(most, count * triton.cdiv(bags, block))
     embedding_all_to_all[programs,](
         tables, indices, window.tensor, window.signals, window.table, rows, bags, lookups, dim,
-        count, window.world, block, min(8, triton.next_power_of_2(lookups)), cols,
+        count, window.world, block, min(16, triton.next_power_of_2(lookups)), cols,
     )  # fmt: skip
     return window.tensor.view(bags, -1)
 
