@@ -7,6 +7,7 @@ TRITON_INTERPRET=1 torchrun --standalone --nproc-per-node 2 examples/embedding_a
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -69,6 +70,18 @@ def embedding_all_to_all(  # noqa: PLR0913
             tl.store(signals + other, 0)
 
 
+def steps(rank: int, program: int, world: int, programs: int) -> Iterator[fd.Raise | fd.Wait]:
+    """Yield what a program raises and waits for in the first call, for `fd.check`."""
+    if program == 0:
+        yield from [fd.Raise((rank + turn) % world, world + rank) for turn in range(1, world + 1)]
+    for turn in range(1, world + 1):
+        peer = (rank + turn) % world
+        yield fd.Wait(world + peer)
+        yield fd.Raise(peer, rank)
+    if program == programs - 1:
+        yield from [fd.Wait(peer, programs) for peer in range(world)]
+
+
 def result_window(bags: int, tables: int, dim: int, dtype: torch.dtype) -> fd.Window:
     """Return a window for the result of each rank's bags."""
     world = dist.get_world_size()
@@ -127,6 +140,8 @@ def main() -> None:
         want = torch.cat(parts, 1)
         error = float((y - want).abs().max() / want.abs().max())
         assert error < 0.01, f"rank {rank}: error {error}"
+    unmet = fd.check(lambda *place: steps(*place, world, 9), world=world, programs=9, resident=1)
+    assert not unmet, unmet
     if rank == 0:
         print(f"{world} ranks, {count} tables each, {bags} bags: right, error {error:.1e}")
     dist.barrier()

@@ -100,7 +100,7 @@ class Window:
             data, signals, self._state.data_ptr(), rank, round(1e9 * spec.timeout_s)
         )
         self._table = torch.tensor(values, dtype=torch.int64, device=tensor.device)
-        self._keep: Any = (memory, tensor)
+        self._memory: _Memory | None = memory
 
     @classmethod
     def of_symmetric_memory(
@@ -133,17 +133,23 @@ class Window:
             return _spec(tuple(tensor.shape), tensor.dtype, signals, False, timeout_s)
 
         spec = _agreed(pg, tensor.device, spec_here)
-        handle = symmetric_memory().rendezvous(tensor, group=pg)
+        try:
+            handle = symmetric_memory().rendezvous(tensor, group=pg)
+        except RuntimeError as error:
+            raise InputError(
+                f"tensor: PyTorch refuses it as symmetric memory ({error}); pass a tensor of "
+                "torch.distributed._symmetric_memory.empty(...), on every rank"
+            ) from error
         rank = dist.get_rank(pg)
         offset = tensor.data_ptr() - handle.buffer_ptrs[rank]
         if len(set(gathered(pg, tensor.device, offset))) != 1:
             raise InputError("tensor: it lies at different offsets of the ranks' symmetric memory")
         size = spec.size - spec.data_bytes
         memory = _symmetric(size, tensor.device, pg)
-        keep = memory._replace(keep=(memory.keep, handle))
+        memory = memory._replace(keep=(memory.keep, handle))
         data = [base + offset for base in handle.buffer_ptrs]
-        made = cls(spec, rank, tensor, data, keep, lambda: gathered(pg, tensor.device, None))
-        made._fill(data_too=False)
+        made = cls(spec, rank, tensor, data, memory, lambda: gathered(pg, tensor.device, None))
+        made._fill()
         made._meet()
         return made
 
@@ -154,8 +160,7 @@ class Window:
         Raises:
             InputError: the window is closed, or no kernel can run on its memory.
         """
-        if self._keep is None:
-            raise InputError("the window is closed; make another by ficco.window(...)")
+        self._open()
         if self.tensor.device.type == "cpu" and on_gpu:
             raise InputError(
                 "the window is in memory of the CPU, where kernels run in Triton's interpreter "
@@ -174,11 +179,13 @@ class Window:
 
         Raises:
             TimeoutExceeded: some wait has given up, so results since then are invalid.
+            InputError: the window is closed.
 
         Example:
             >>> with ficco.window(8, torch.float32) as window:
             ...     window.check()  # after a kernel
         """
+        self._open()
         self._synchronize()
         status = int(self._state[STATUS])
         if status:
@@ -194,6 +201,7 @@ class Window:
 
         Raises:
             EngineError: a rank has left.
+            InputError: the window is closed.
 
         Example:
             >>> with ficco.window(2, torch.float32) as window:
@@ -203,23 +211,31 @@ class Window:
             tensor([1., 1.])
             tensor([0., 0.])
         """
+        self._open()
         self._synchronize()
         self._meet()  # no kernel of any rank writes after this
-        self._fill(data_too=len(self._keep[0].own) == self._spec.size)
+        self._fill()
         self._meet()
 
-    def _fill(self, data_too: bool) -> None:
-        if data_too and self._spec.mailbox:
-            self._bytes_of_data().view(torch.int32).fill_(VACANT - (1 << 32))
-        elif data_too:
-            self._bytes_of_data().zero_()
+    def _open(self) -> _Memory:
+        """Return the memory.
+
+        Raises:
+            InputError: the window is closed.
+        """
+        if self._memory is None:
+            raise InputError("the window is closed; make another by ficco.window(...)")
+        return self._memory
+
+    def _fill(self) -> None:
+        """Bring signals and state into their first state, and the data if they are ficco's."""
+        memory = self._open().own
+        if memory.numel() == self._spec.size:
+            data = memory[: self._spec.data_bytes].view(torch.int32)
+            data.fill_(VACANT - (1 << 32) if self._spec.mailbox else 0)
         self.signals.zero_()
         self._state.zero_()
         self._synchronize()
-
-    def _bytes_of_data(self) -> torch.Tensor:
-        found: torch.Tensor = self._keep[0].own[: self._spec.data_bytes]
-        return found
 
     def _synchronize(self) -> None:
         if self.tensor.device.type == "cuda":
@@ -234,9 +250,9 @@ class Window:
             >>> window = ficco.window(8, torch.float32)
             >>> window.close()
         """
-        if self._keep is not None:
+        if self._memory is not None:
             self._synchronize()
-            self._keep = None
+            self._memory = None
 
     def __enter__(self) -> Window:
         return self
@@ -349,7 +365,7 @@ def _window(spec: _Spec, rank: int, memory: _Memory, meet: Callable[[], object])
     count = math.prod(spec.shape)
     data = memory.own[: count * spec.dtype.itemsize].view(spec.dtype).view(spec.shape)
     made = Window(spec, rank, data, memory.bases, memory, meet)
-    made._fill(data_too=True)
+    made._fill()
     return made
 
 

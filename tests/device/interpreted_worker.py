@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.with_name("kernels")), str(HERE.parents[1] / "examples")]
@@ -18,6 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.with_name("kernels")), str(HERE.parents[1] /
 import embedding_all_to_all
 import gemv_all_reduce
 import torch
+import triton.language as tl
 from interpreting import make_ready
 from small_kernels import (
     DTYPES,
@@ -281,6 +283,47 @@ def embeddings() -> None:
         forked(world, ranks)
 
 
+def declared() -> None:
+    """Programs raise and wait for what the embedding example declares, in that order."""
+    world, programs = 3, 3
+    windows = fd.local_windows(
+        world, (20, world, 2, 4), torch.float32, signals=3 * world, timeout_s=LIMIT_S
+    )
+    original_signal, original_wait = fd.signal, fd.wait
+
+    def ranks(rank: int) -> None:
+        mine, made = windows[rank], [list[fd.Raise | fd.Wait]() for _ in range(programs)]
+
+        def number(word: Any) -> int:
+            return (word.handle.data.item() - mine.signals.data_ptr()) // 4
+
+        def signal(word: Any, value: Any, op: str, pe: Any, window: Any) -> None:
+            step = fd.Raise(int(pe.handle.data.item()), number(word), int(value.handle.data.item()))
+            made[int(tl.program_id(0).handle.data.item())].append(step)
+            original_signal(word, value, op, pe, window)
+
+        def wait(word: Any, cmp: str, value: Any, window: Any) -> Any:
+            wanted = value if isinstance(value, int) else int(value.handle.data.item())
+            made[int(tl.program_id(0).handle.data.item())].append(fd.Wait(number(word), wanted))
+            return original_wait(word, cmp, value, window)
+
+        fd.signal, fd.wait = signal, wait
+        embedding_all_to_all.lookup_and_exchange(
+            torch.ones(2, 5, 4), torch.zeros(2, world * 20, 3, dtype=torch.int64), mine
+        )
+        mine.check()
+        for program, steps in enumerate(made):
+            want = list(embedding_all_to_all.steps(rank, program, world, programs))
+            assert steps == want, f"rank {rank}, program {program}: {steps} instead of {want}"
+
+    forked(world, ranks)
+    for resident in (1, 2, None):
+        given = {"world": world, "programs": programs, "resident": resident}
+        assert not fd.check(
+            lambda *place: embedding_all_to_all.steps(*place, world, programs), **given
+        )
+
+
 def refusals() -> None:
     def refused(words: str, **changed: object) -> None:
         given = {"world": 2, "shape": 4, "dtype": torch.float32} | changed
@@ -303,12 +346,13 @@ def refusals() -> None:
     with window:
         assert window.table.dtype == torch.int64
     window.close()
-    try:
-        window.table  # noqa: B018
-    except InputError as error:
-        assert "closed" in str(error)
-    else:
-        raise AssertionError("a closed window has a table")
+    for use in (lambda: window.table, window.check, window.reset):
+        try:
+            use()
+        except InputError as error:
+            assert "closed" in str(error), error
+        else:
+            raise AssertionError("a closed window is used")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import pytest
 from forking import run_forked
 
 INTERPRETED = (
-    "signals", "stores", "barriers", "mailboxes", "late failures refusals", "products", "embeddings"
+    "signals", "stores", "barriers", "mailboxes", "late failures refusals", "products",
+    "embeddings declared",
 )  # fmt: skip
 
 
