@@ -81,8 +81,10 @@ def matmul_all_reduce(x: Tensor, w: Tensor, window: fd.Window, y: Tensor) -> Ten
     width = 16 * triton.cdiv(n, 16 * most)  # columns of a program
     cols = min(triton.next_power_of_2(width), 128)
     rows = 1 if m == 1 else max(16, triton.next_power_of_2(m))
-    deep = 256 if cols <= 32 else 128 if rows == 1 or cols == 64 else 64
-    stages = 4 if rows == 1 or deep == 256 else 6
+    item = x.element_size()
+    deep = (256 if cols <= 32 else 128 if rows == 1 or cols == 64 else 64) * 2 // item
+    stages = 4 if rows == 1 or cols <= 32 else 6
+    stages = min(stages, 140_000 // ((rows + cols) * deep * item))  # steps in shared memory
     warps = 4 if cols <= 32 or (rows > 1 and cols == 64) else 8
     take_rows = max(min(triton.next_power_of_2(m), 2048 // cols), 32 * warps // cols)
     options = {"num_warps": warps} | ({"launch_pdl": True} if gpu else {})

@@ -1,16 +1,19 @@
 """Compiles kernels of ficco.device for GPUs that need not be there, and reads their text.
 
-python compiled_worker.py order|widths|refusals
+python compiled_worker.py order|widths|examples|refusals
 """
+
+# ruff: noqa: E402 (the path comes before what is found by it)
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "examples")]
 
 import torch
 import triton
@@ -22,22 +25,95 @@ from ficco import device as fd
 from ficco.errors import InputError
 from ficco.private.triton_core import compile_ahead
 
-KINDS = {"int32": "i32", "data": "*bf16", "signals": "*i32", "window": "*i64"}
+KINDS = {"data": "*bf16", "signals": "*i32", "window": "*i64"}
+KINDS |= dict.fromkeys(("source", "out", "x", "y", "box"), "*bf16")
+DTYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
+    torch.int64: "i64",
+}  # fmt: skip
 
 
 def text_of(kernel: Any, constants: dict[str, int], warps: int = 4, capability: int = 90) -> str:
     """Return the PTX of a kernel whose arguments are aligned, for a capability."""
-    names, signature, aligned = kernel.arg_names, {}, {}
-    for place, name in enumerate(names):
-        if name in constants:
-            continue
-        kind = KINDS.get(name) or (
-            "*bf16" if name in ("source", "out", "x", "y", "box", "w") else "i32"
-        )
-        signature[name] = kind
-        aligned[place,] = [["tt.divisibility", 16]]
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = {name: KINDS.get(name, "i32") for name in names}
+    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in names}
     made = compile_ahead(kernel, signature, constants, aligned, capability, {"num_warps": warps})
     return str(made.asm["ptx"])
+
+
+class Launched:
+    """Stands in for a kernel: keeps the arguments of a launch, and compiles it as Triton would."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.given = kernel, dict[str, Any]()
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*arguments: Any, **more: Any) -> None:
+            self.given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | more
+
+        return launch
+
+    def compiled(self) -> Any:
+        """Compile the last launch; numbers that are 1 are constants, as in a real launch."""
+        signature, constants, aligned = dict[str, str](), dict[str, Any](), dict[Any, Any]()
+        for place, param in enumerate(self.kernel.params):
+            value = self.given[param.name]
+            if param.is_constexpr or (isinstance(value, int) and value == 1):
+                constants[param.name], signature[param.name] = value, "constexpr"
+                continue
+            tensor = isinstance(value, torch.Tensor)
+            signature[param.name] = f"*{DTYPES[value.dtype]}" if tensor else "i32"
+            if tensor or value % 16 == 0:
+                aligned[place,] = [["tt.divisibility", 16]]
+        options = {
+            name: value
+            for name, value in self.given.items()
+            if name in ("num_warps", "num_stages", "launch_pdl")
+        }
+        return compile_ahead(self.kernel, signature, constants, aligned, 90, options)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that passes for one of a GPU."""
+
+    is_cuda = True
+
+
+def examples() -> None:
+    """Launches of the examples, as on a GPU of 132 multiprocessors, compile and leave room."""
+    import embedding_all_to_all
+    import gemv_all_reduce
+
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+    product = Launched(gemv_all_reduce.gemv_all_reduce)
+    gemv_all_reduce.gemv_all_reduce = product
+    for m, n, k, dtype in (
+        (1, 4096, 4096, torch.bfloat16), (8, 16384, 8192, torch.bfloat16),
+        (5, 16400, 40, torch.float32), (1, 1, 1, torch.float16),
+    ):  # fmt: skip
+        x, w, y = (torch.empty(*shape, dtype=dtype) for shape in ((m, k), (n, k), (m, n)))
+        window = SimpleNamespace(tensor=y, table=torch.zeros(1, dtype=torch.int64), world=2)
+        gemv_all_reduce.matmul_all_reduce(x.as_subclass(OnGpu), w, window, y)
+        made = product.compiled()
+        assert made.metadata.launch_pdl and made.metadata.shared <= 140_000, made.metadata
+        text = made.asm["ptx"]
+        (wait,) = places(r"griddepcontrol\.wait", text)
+        assert wait < min(places(r"ld\.global|ld\.volatile\.global|cp\.async", text))
+        assert k % 16 or len(places(r"cp\.async\.cg", text)) >= 4, "w is not pipelined"
+
+    lookup = Launched(embedding_all_to_all.embedding_all_to_all)
+    embedding_all_to_all.embedding_all_to_all = lookup
+    for count, bags, lookups, dim in ((8, 1024, 32, 128), (1, 1, 1, 1)):
+        tables = torch.empty(count, 100, dim, dtype=torch.bfloat16)
+        indices = torch.zeros(count, 2 * bags, lookups, dtype=torch.int64)
+        window = SimpleNamespace(
+            tensor=torch.empty(bags, 2, count, dim, dtype=torch.bfloat16), world=2,
+            signals=torch.zeros(6, dtype=torch.int32), table=torch.zeros(1, dtype=torch.int64),
+        )  # fmt: skip
+        embedding_all_to_all.lookup_and_exchange(tables.as_subclass(OnGpu), indices, window)
+        text = lookup.compiled().asm["ptx"]
+        assert dim == 1 or len(places(r"ld\.global\.v4", text)) >= 16, "few loads are in flight"
 
 
 def places(pattern: str, text: str) -> list[int]:

@@ -96,9 +96,9 @@ def _products(
         error = float((found.double() - want).abs().max())
         bound = (world + 2) * torch.finfo(dtype).eps * float(want.abs().max() + 4)
         assert error <= bound, f"rank {rank} of {world}, {size} {dtype}: {error:.2e} > {bound:.2e}"
-        everyone = [torch.empty_like(found) for _ in range(world)]
-        dist.all_gather(everyone, found)
-        assert all(torch.equal(each, found) for each in everyone), f"{size}: other bits"
+        everyone: list[Any] = [None] * world
+        dist.all_gather_object(everyone, found.cpu())
+        assert all(torch.equal(each, found.cpu()) for each in everyone), f"{size}: other bits"
         ways.append(call)
         wanted.append(found)
     _again(rank, ways, wanted, calls, f"{size} {dtype}")
