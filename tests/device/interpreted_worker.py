@@ -184,6 +184,15 @@ def failures() -> None:
     window.check()
     assert not window.signals.any()
 
+    alone, _ = fd.local_windows(2, (3, 2, 1, 4), torch.bfloat16, signals=6, timeout_s=0.3)
+    for _ in range(2):
+        y = embedding_all_to_all.lookup_and_exchange(
+            torch.ones(1, 5, 4).bfloat16(), torch.zeros(1, 6, 2, dtype=torch.int64), alone
+        )
+        assert y.isnan().all(), "something looks like a result"
+        _refused("signal 3", alone, 0.3)  # the other rank has not entered
+        alone.tensor.zero_()
+
     first, second = fd.local_windows(2, 1, torch.float32, signals=2, timeout_s=0.2)
     all_meet[(1,)](out, first.table, 2)
     assert out[0] == 0
