@@ -450,7 +450,13 @@ def _symmetric(size: int, device: torch.device, pg: Any) -> _Memory:
     torch.cuda.synchronize(device)
     memory.zero_()
     torch.cuda.synchronize(device)
-    handle = symmetric.rendezvous(memory, group=pg)
+    try:
+        handle = symmetric.rendezvous(memory, group=pg)
+    except RuntimeError as error:
+        raise EngineError(
+            f"a window on {device}: PyTorch's symmetric memory is refused ({error}); let each rank "
+            "have a GPU of its own, by torch.cuda.set_device before ficco.window"
+        ) from error
     offset = memory.data_ptr() - handle.buffer_ptrs[dist.get_rank(pg)]
     return _Memory(memory, [base + offset for base in handle.buffer_ptrs], handle)
 
