@@ -7,17 +7,15 @@ interpreter, it is memory that the processes of one host share.
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from ficco.checking import positive_seconds, whole_number
+from ficco.device.allocation import Memory, local, shared, symmetric
 from ficco.device.layout import STATE_WORDS, STATUS, table_values
 from ficco.device.state import on_gpu
 from ficco.errors import EngineError, InputError, TimeoutExceeded, shown
@@ -59,14 +57,6 @@ class _Spec(NamedTuple):
         return self.data_bytes + self.signal_bytes + _rounded(4 * STATE_WORDS)
 
 
-class _Memory(NamedTuple):
-    """This rank's bytes, every rank's address as this rank sees it, and what keeps the memory."""
-
-    own: torch.Tensor
-    bases: Sequence[int]
-    keep: Any
-
-
 class Window:
     """A rank's view of memory that the kernels of all ranks can access.
 
@@ -85,7 +75,7 @@ class Window:
     """
 
     def __init__(
-        self, spec: _Spec, rank: int, tensor: torch.Tensor, data: Sequence[int], memory: _Memory,
+        self, spec: _Spec, rank: int, tensor: torch.Tensor, data: Sequence[int], memory: Memory,
         meet: Callable[[], object],
     ) -> None:  # fmt: skip
         self._spec, self._meet = spec, meet
@@ -100,7 +90,7 @@ class Window:
             data, signals, self._state.data_ptr(), rank, round(1e9 * spec.timeout_s)
         )
         self._table = torch.tensor(values, dtype=torch.int64, device=tensor.device)
-        self._memory: _Memory | None = memory
+        self._memory: Memory | None = memory
 
     @classmethod
     def of_symmetric_memory(
@@ -145,7 +135,7 @@ class Window:
         if len(set(gathered(pg, tensor.device, offset))) != 1:
             raise InputError("tensor: it lies at different offsets of the ranks' symmetric memory")
         size = spec.size - spec.data_bytes
-        memory = _symmetric(size, tensor.device, pg)
+        memory = symmetric(size, tensor.device, pg)
         memory = memory._replace(keep=(memory.keep, handle))
         data = [base + offset for base in handle.buffer_ptrs]
         made = cls(spec, rank, tensor, data, memory, lambda: gathered(pg, tensor.device, None))
@@ -217,7 +207,7 @@ class Window:
         self._fill()
         self._meet()
 
-    def _open(self) -> _Memory:
+    def _open(self) -> Memory:
         """Return the memory.
 
         Raises:
@@ -301,7 +291,7 @@ def window(
     pg = process_group(group)
     place = _device(device)
     spec = _agreed(pg, place, lambda: _spec(shape, dtype, signals, mailbox, timeout_s))
-    memory = _symmetric(spec.size, place, pg) if place.type == "cuda" else _shared(spec.size, pg)
+    memory = symmetric(spec.size, place, pg) if place.type == "cuda" else shared(spec.size, pg)
     made = _window(spec, dist.get_rank(pg), memory, lambda: gathered(pg, place, None))
     made._meet()  # all windows are in their first state before a kernel writes to one
     return made
@@ -343,10 +333,7 @@ def local_windows(
     """
     world = whole_number(world, "world", 1, MAX_WORLD)
     spec = _spec(shape, dtype, signals, mailbox, timeout_s)
-    owners = [mmap.mmap(-1, spec.size) for _ in range(world)]
-    arrays = [np.frombuffer(owner, np.uint8) for owner in owners]
-    bases = [array.ctypes.data for array in arrays]
-    memories = [_Memory(torch.from_numpy(array), bases, arrays) for array in arrays]
+    memories = local(spec.size, world)
     return [_window(spec, rank, each, lambda: None) for rank, each in enumerate(memories)]
 
 
@@ -360,7 +347,7 @@ def missing_in_words(status: int) -> str:
     return f"signal {status - 1}" if status > 0 else f"block {-1 - status} of a mailbox"
 
 
-def _window(spec: _Spec, rank: int, memory: _Memory, meet: Callable[[], object]) -> Window:
+def _window(spec: _Spec, rank: int, memory: Memory, meet: Callable[[], object]) -> Window:
     """Return a window whose data and signals lie in one memory, in its first state."""
     count = math.prod(spec.shape)
     data = memory.own[: count * spec.dtype.itemsize].view(spec.dtype).view(spec.shape)
@@ -440,48 +427,3 @@ def _agreed(pg: Any, device: torch.device, spec_here: Callable[[], _Spec]) -> _S
             raise EngineError(f"windows on these GPUs: {reason}; use GPUs with peer access")
     assert spec is not None
     return spec
-
-
-def _symmetric(size: int, device: torch.device, pg: Any) -> _Memory:
-    """Return zeroed symmetric memory of a GPU; a collective call."""
-    symmetric = symmetric_memory()
-    memory = symmetric.empty(size, dtype=torch.uint8, device=device)
-    # PyTorch clears new memory on the default stream; the current stream may not wait for it.
-    torch.cuda.synchronize(device)
-    memory.zero_()
-    torch.cuda.synchronize(device)
-    try:
-        handle = symmetric.rendezvous(memory, group=pg)
-    except RuntimeError as error:
-        raise EngineError(
-            f"a window on {device}: PyTorch's symmetric memory is refused ({error}); let each rank "
-            "have a GPU of its own, by torch.cuda.set_device before ficco.window"
-        ) from error
-    offset = memory.data_ptr() - handle.buffer_ptrs[dist.get_rank(pg)]
-    return _Memory(memory, [base + offset for base in handle.buffer_ptrs], handle)
-
-
-def _shared(size: int, pg: Any) -> _Memory:
-    """Return memory of the CPU that the processes of a group share; a collective call."""
-    own = os.memfd_create("ficco-window")
-    try:
-        os.ftruncate(own, size)
-        places = gathered(pg, torch.device("cpu"), f"/proc/{os.getpid()}/fd/{own}")
-        arrays = [_mapped(place, size) for place in places]
-        gathered(pg, torch.device("cpu"), None)  # all have opened it
-    finally:
-        os.close(own)
-    memory = torch.from_numpy(arrays[dist.get_rank(pg)])
-    return _Memory(memory, [array.ctypes.data for array in arrays], arrays)
-
-
-def _mapped(place: str, size: int) -> Any:
-    """Return memory that a process of this host shares."""
-    try:
-        with open(place, "r+b") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
-    except OSError as error:
-        raise EngineError(
-            f"the memory {place} of another rank cannot be opened: {error}; run all ranks as one "
-            "user, in one container"
-        ) from error
