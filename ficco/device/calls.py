@@ -59,6 +59,9 @@ def end_call(call, window):
     Args:
         call: the result of `begin_call`.
         window: the table.
+
+    Example:
+        ``fd.end_call(call, window)``
     """
     state = tl.load(window + _STATE).to(tl.pointer_type(tl.int32))
     programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)

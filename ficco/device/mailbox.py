@@ -44,6 +44,9 @@ def put(pointer, value, pe, call, window, mask=None):
         call: the result of `begin_call`; if it is negative, nothing is stored.
         window: the table.
         mask: which elements to store.
+
+    Example:
+        ``fd.mailbox.put(box + rank * count + at, values, peer, call, window, at < count)``
     """
     bits = sendable(value.to(pointer.dtype.scalar.element_ty))
     target = remote_ptr(pointer, pe, window).to(tl.pointer_type(bits.dtype.scalar))
@@ -106,6 +109,9 @@ def take_sum(
     Returns:
         The float32 sum, [rows, cols], and 1. If the wait gives up, as `wait` does, NaN and 0; the
         status becomes -1 - the number of a missing block.
+
+    Example:
+        ``total, came = fd.mailbox.take_sum(box + at, count, call, window, at < count, WORLD)``
     """
     status, limit_ns = status_of(window), timeout_of(window)
     if not on_gpu:
@@ -131,5 +137,8 @@ def take(pointer, call, window, mask):
 
     Returns:
         The values in float32, [rows, cols], and 1; or NaN and 0, as `take_sum`.
+
+    Example:
+        ``values, came = fd.mailbox.take(box + at, call, window, at < count)``
     """
     return take_sum(pointer, 0, call, window, mask, 1)

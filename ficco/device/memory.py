@@ -28,6 +28,9 @@ def remote_ptr(pointer, pe, window):
         pointer: symmetric pointer into the data, a scalar or a block.
         pe: int32, the rank.
         window: the table.
+
+    Example:
+        ``tl.store(fd.remote_ptr(data, peer, window) + at, values)``
     """
     return moved(pointer, tl.load(window + _DATA + pe) - tl.load(window + _OWN_DATA))
 
@@ -49,6 +52,9 @@ def load(pointer, pe, window, mask=None, other=None):
         window: the table.
         mask: which elements to load.
         other: what the others are.
+
+    Example:
+        ``values = fd.load(data + at, peer, window, at < count)``
     """
     return tl.load(remote_ptr(pointer, pe, window), mask=mask, other=other)
 
@@ -65,6 +71,9 @@ def store(pointer, value, pe, window, mask=None):
         pe: int32, the rank.
         window: the table.
         mask: as in `tl.store`.
+
+    Example:
+        ``fd.store(data + at, values, peer, window, at < count)``
     """
     tl.store(remote_ptr(pointer, pe, window), value, mask=mask)
 
@@ -90,6 +99,9 @@ def put(
         pe: int32, the rank.
         window: the table.
         BLOCK: elements that the program copies in a step, a power of two.
+
+    Example:
+        ``fd.put(data, source, count, peer, window)``
     """
     tl.static_assert(dest.dtype == source.dtype, "dest and source need one dtype")
     remote = remote_ptr(dest, pe, window)
@@ -119,6 +131,9 @@ def get(
         pe: int32, the rank.
         window: the table.
         BLOCK: elements that the program copies in a step, a power of two.
+
+    Example:
+        ``fd.get(target, data, count, peer, window)``
     """
     tl.static_assert(dest.dtype == source.dtype, "dest and source need one dtype")
     remote = remote_ptr(source, pe, window)

@@ -154,6 +154,9 @@ def signal(word, value, op: tl.constexpr, pe, window):
         op: "set" or "add".
         pe: int32, the rank.
         window: the table.
+
+    Example:
+        ``fd.signal(signals + 3, 1, "add", peer, window)``
     """
     remote = _remote_signal(word, pe, window)
     asm: tl.constexpr = _SET_ASM if op == "set" else _ADD_ASM if op == "add" else None
@@ -195,6 +198,9 @@ def put_signal(  # noqa: PLR0913 - the arguments of `put` and of `signal`
         pe: int32, the rank.
         window: the table.
         BLOCK: as in `put`.
+
+    Example:
+        ``fd.put_signal(data, source, count, signals, 1, "set", peer, window)``
     """
     put(dest, source, nelems, pe, window, BLOCK)
     signal(word, value, op, pe, window)
@@ -235,6 +241,9 @@ def wait(word, cmp: tl.constexpr, value, window):
         int32, the same in all threads: 1, or 0 if the wait gave up. It gives up after the window's
         timeout, or when the status is not 0, and reads the signal at least once. It then sets the
         status to 1 + the number of the signal.
+
+    Example:
+        ``came = fd.wait(signals, "eq", 1, window)``
     """
     status, limit_ns = status_of(window), timeout_of(window)
     number = ((word.to(tl.int64) - tl.load(window + _OWN_SIGNALS)) // 4 + 1).to(tl.int32)
@@ -277,6 +286,9 @@ def barrier(place, window, WORLD: tl.constexpr):  # noqa: N803
 
     Returns:
         int32: 1, or 0 if the barrier gave up, as `wait`.
+
+    Example:
+        ``met = fd.barrier(tl.program_id(0) * WORLD, window, WORLD)``
     """
     rank, limit_ns, status = my_pe(window), timeout_of(window), status_of(window)
     place = tl.cast(place, tl.int32)
