@@ -34,10 +34,18 @@ EMBEDDINGS = [  # tables, bags, lookups, dim
 def device_kernels(rank: int, world: int, calls: int) -> None:
     """Make calls of both examples and of small kernels, then let a rank stay away."""
     sys.path[:0] = [str(TESTS / "device"), str(TESTS.parent / "examples")]
-    for turn, size in enumerate(PRODUCTS):
-        _products(rank, world, size, DTYPES[turn % 3], calls // len(PRODUCTS))
-    for turn, size in enumerate(EMBEDDINGS):
-        _embeddings(rank, world, size, DTYPES[turn % 3], calls // len(EMBEDDINGS))
+    draw = random.Random(world)  # equal on all ranks
+    products = PRODUCTS + [
+        (draw.randint(1, 8), draw.randint(1, 9000), draw.randint(1, 900)) for _ in range(3)
+    ]
+    for turn, size in enumerate(products):
+        _products(rank, world, size, DTYPES[turn % 3], calls // len(products))
+    embeddings = EMBEDDINGS + [
+        (draw.randint(1, 4), draw.randint(1, 90), draw.randint(1, 40), draw.randint(1, 300))
+        for _ in range(2)
+    ]
+    for turn, each in enumerate(embeddings):
+        _embeddings(rank, world, each, DTYPES[turn % 3], calls // len(embeddings))
     _around(rank, world, calls // 4)
     _symmetric(rank, world)
     if world > 1:
