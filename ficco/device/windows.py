@@ -94,17 +94,19 @@ class Window:
 
     @classmethod
     def of_symmetric_memory(
-        cls, tensor: torch.Tensor, *, signals: int = 0, group: Any = None, timeout_s: float = 10.0
-    ) -> Window:
+        cls, tensor: torch.Tensor, *, signals: int = 0, mailbox: bool = False, group: Any = None,
+        timeout_s: float = 10.0,
+    ) -> Window:  # fmt: skip
         """Return a window whose data are a tensor of PyTorch's symmetric memory.
 
         A collective call: all ranks of the group make it, with tensors of one shape and dtype that
-        `torch.distributed._symmetric_memory.empty` returned. The data keep their values. The
-        signals are new memory: PyTorch's own signal pad is left to PyTorch.
+        `torch.distributed._symmetric_memory.empty` returned. The data keep their values, unless
+        they are a mailbox. The signals are new memory: PyTorch keeps its own signal pad.
 
         Args:
             tensor: this rank's tensor, contiguous.
             signals: number of signals.
+            mailbox: whether the data become a mailbox: vacant, from now on and after `reset`.
             group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
             timeout_s: as in `ficco.window`.
 
@@ -120,7 +122,7 @@ class Window:
                     f"tensor: {tensor.device}, strides {tuple(tensor.stride())} found; a "
                     "contiguous tensor of torch.distributed._symmetric_memory.empty(...) is needed"
                 )
-            return _spec(tuple(tensor.shape), tensor.dtype, signals, False, timeout_s)
+            return _spec(tuple(tensor.shape), tensor.dtype, signals, mailbox, timeout_s)
 
         spec = _agreed(pg, tensor.device, spec_here)
         try:
@@ -187,7 +189,7 @@ class Window:
         """Bring the window into its first state, after a failure; a collective call.
 
         Data become zeros, or vacant if they are a mailbox; signals and the count of calls become 0.
-        Data in a tensor of PyTorch's symmetric memory stay.
+        Data in a tensor of PyTorch's symmetric memory stay, unless they are a mailbox.
 
         Raises:
             EngineError: a rank has left.
@@ -220,9 +222,13 @@ class Window:
     def _fill(self) -> None:
         """Bring signals and state into their first state, and the data if they are ficco's."""
         memory = self._open().own
-        if memory.numel() == self._spec.size:
-            data = memory[: self._spec.data_bytes].view(torch.int32)
-            data.fill_(VACANT - (1 << 32) if self._spec.mailbox else 0)
+        if self._spec.mailbox:
+            if self.tensor.itemsize == 4:
+                self.tensor.view(torch.int32).fill_(VACANT - (1 << 32))
+            else:
+                self.tensor.view(torch.int16).fill_((VACANT & 0xFFFF) - (1 << 16))
+        elif memory.numel() == self._spec.size:
+            memory[: self._spec.data_bytes].zero_()
         self.signals.zero_()
         self._state.zero_()
         self._synchronize()

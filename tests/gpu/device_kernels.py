@@ -175,8 +175,8 @@ def _around(rank: int, world: int, calls: int) -> None:
 
 
 def _symmetric(rank: int, world: int) -> None:
-    """The same kernel on a tensor of PyTorch's symmetric memory."""
-    from small_kernels import pull_around
+    """The same kernels on tensors of PyTorch's symmetric memory."""
+    from small_kernels import delayed_sum, pull_around
     from torch.distributed import _symmetric_memory as symmetric
 
     from ficco.device import Window
@@ -191,6 +191,16 @@ def _symmetric(rank: int, world: int) -> None:
         assert torch.equal(out[:300], at + (rank + 1) % world + call) and out[300] == 2
     window.reset()
     assert torch.equal(data, at + rank + 19) and not window.signals.any()
+    window.close()
+
+    box = symmetric.empty((2, world, 3, 256), dtype=torch.bfloat16, device="cuda")
+    window = Window.of_symmetric_memory(box, mailbox=True, timeout_s=LIMIT_S)
+    x = torch.full((3, 256), rank + 1.0, dtype=torch.bfloat16, device="cuda")
+    for _ in range(20):
+        y = torch.full_like(x, torch.nan)
+        delayed_sum[(1,)](x, y, box, window.table, 3, 256, world, 4, 256)
+        assert (y == world * (world + 1) // 2).all()
+    window.check()
     window.close()
 
 
