@@ -430,6 +430,9 @@ def _agreed(pg: Any, device: torch.device, spec_here: Callable[[], _Spec]) -> _S
     if device.type == "cuda":
         reason = reason_of([each["facts"] for each in every])
         if reason is not None:
-            raise EngineError(f"windows on these GPUs: {reason}; use GPUs with peer access")
+            raise EngineError(
+                f"ficco.window cannot use these GPUs: {reason}; change that, or try the kernel in "
+                "Triton's interpreter (TRITON_INTERPRET=1, device='cpu')"
+            )
     assert spec is not None
     return spec
