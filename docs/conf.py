@@ -11,6 +11,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import ficco
+import ficco.device
+
+# Sphinx documents functions, and not what Triton makes of them.
+for _module in (ficco.device, ficco.device.mailbox):
+    for _name, _value in list(vars(_module).items()):
+        if isinstance(_value, ficco.device.triton.JITFunction):
+            setattr(_module, _name, _value.fn)
 
 project = "ficco"
 author = "the ficco authors"

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ficco.device.windows import window
     from ficco.errors import (
         EngineError,
         FiccoError,
@@ -90,6 +91,7 @@ _HOMES = {
     "size_windows": "modules.sizing",
     "synchronize": "modules.groups",
     "verify": "planning",
+    "window": "device.windows",
     "window_bytes": "modules.groups",
 }
 
@@ -134,6 +136,7 @@ __all__ = [
     "size_windows",
     "synchronize",
     "verify",
+    "window",
     "window_bytes",
 ]
 

@@ -56,6 +56,7 @@ FLOORS = {
     "node": 9,
     "node_operators": 9,
     "profiling": 9,
+    "device": 10,
     "packing": 10,
     "sweeping": 10,
     "cli": 11,
@@ -87,6 +88,7 @@ TYPES = {("registry", "operators"), ("registry", "problem"), ("registry", "symbo
 HEAVY = {"torch", "cupy", "triton"}
 MAY_USE_TORCH = {
     "compute",
+    "device",
     "engines",
     "kernels",
     "measuring",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from naming import where
 from tables import few
+from tables.own_kernels import own_kernels
 from tables.sources import Page, machines, whole_page
 
 from pages.words import NO_MULTICAST
@@ -25,6 +26,10 @@ GATHERING = (
     "`torch.ops.symm_mem` by copy engines; and PyTorch's fused operator. `gather_sm` is a kernel "
     "of ficco that does the whole call."
 )
+OWN = (
+    "[Write a kernel](../tutorials/write_a_kernel.md) builds kernels of `ficco.device`. Here they "
+    "are beside ficco's operators, in microseconds per call; the fastest is bold."
+)
 
 
 def few_rows(page: Page) -> str:
@@ -43,6 +48,11 @@ def few_rows(page: Page) -> str:
                 "competitor:", "",
                 *few.few_rows_table(document), "", *machines([(path, document)], page), "",
             ]  # fmt: skip
+    for path, document in page.every("device"):
+        body += [
+            f"## Kernels of your own, {where(document)}", "", OWN, "",
+            *own_kernels(document), *machines([(path, document)], page), "",
+        ]  # fmt: skip
     following = {
         "calls_on_the_host.md": "Calls on the host: what such calls cost without a CUDA graph.",
         "embeddings.md": "Embeddings: pooled tables and their all-to-all.",

@@ -14,10 +14,10 @@ from tables.sources import MARK, Page, table, wrapped
 PAGES = {  # by script: the page of docs/performance that shows its results
     "compare": "operators", "regret": "operators", "characterize": "operators", "model": "models",
     "host_cost": "calls_on_the_host", "signals": "calls_on_the_host",
-    "cold_start": "calls_on_the_host", "few_rows": "few_rows", "embedding": "embeddings",
-    "sweep": "sweeps",
-    "paced": "on_a_cpu", "host": "on_a_cpu", "predict": "predictions",
-    "dlrm": "models", "host_predictions": "predictions", "scenarios": "predictions",
+    "cold_start": "calls_on_the_host", "few_rows": "few_rows", "device": "few_rows",
+    "embedding": "embeddings", "dlrm": "models", "sweep": "sweeps", "paced": "on_a_cpu",
+    "host": "on_a_cpu", "predict": "predictions", "host_predictions": "predictions",
+    "scenarios": "predictions",
 }  # fmt: skip
 SCRIPTS = {"sweep": "keep_sweep"}  # where the script has another name than its result
 READERS = {  # scripts that read results, and what they make

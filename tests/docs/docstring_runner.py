@@ -1,4 +1,6 @@
-"""Run the examples in the docstrings of ficco's public names, in this process; print failures.
+"""Run the examples in the docstrings of public names, in this process; print failures.
+
+The names are those of ficco, and of the modules of ficco.device that have no device code.
 
 The process is the only rank of a group with gloo. Every docstring finds the group closed, and the
 names `ficco`, `np` and `torch`; `...` in an output stands for any text.
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import ficco
+from ficco.device import declared, layout, windows
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -24,11 +27,14 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def examples() -> list[doctest.DocTest]:
     """Return the docstrings of public names, and of methods of classes, that have examples."""
     finder = doctest.DocTestFinder()
-    names = {"ficco": ficco, "np": np, "torch": torch}
-    found = []
+    names = {"ficco": ficco, "np": np, "torch": torch, **vars(declared), **vars(layout)}
+    found = [
+        *finder.find(declared, globs=names), *finder.find(layout, globs=names),
+        *finder.find(windows, globs=vars(windows) | names),
+    ]  # fmt: skip
     for name in ficco.__all__:
         public = getattr(ficco, name)
-        if callable(public):
+        if callable(public) and public is not windows.window:
             found += finder.find(public, f"ficco.{name}", globs=names)
     return [docstring for docstring in found if docstring.examples]
 

@@ -123,7 +123,8 @@ def test_the_table_has_all_that_is_promised() -> None:
     assert {"faults", "replay", "few_rows", "capture_rules", "captured"} <= {
         check.scenario for check in quick
     }
-    assert all(c.limit_s <= (180 if c.scenario == "random" else 90) for c in CHECKS)
+    compiling = {"random", "device_kernels"}  # kernels of many sizes
+    assert all(c.limit_s <= (180 if c.scenario in compiling else 90) for c in CHECKS)
     for check in CHECKS:
         assert not check.ends or check.fresh, f"{check.id}: others would have no ranks"
 

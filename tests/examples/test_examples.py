@@ -22,8 +22,11 @@ ENVIRONMENT = {
 DLRM_LOSSES = r"loss ([\d.]+), plain ([\d.]+)"
 
 
-def output_of(example: str, folder: Path, *arguments: str) -> str:
-    """Run an example in two processes that have PyTorch imported; return what rank 0 prints."""
+def output_of(example: str, folder: Path, *arguments: str, **settings: str) -> str:
+    """Run an example in two processes that have PyTorch imported; return what rank 0 prints.
+
+    The settings are variables of the environment.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -32,7 +35,8 @@ def output_of(example: str, folder: Path, *arguments: str) -> str:
     ranks = [
         Forked(
             [EXAMPLES / example, *arguments], file, subprocess.STDOUT,
-            os.environ | ENVIRONMENT | meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder,
+            os.environ | ENVIRONMENT | meet | settings
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder,
         )
         for rank, file in enumerate(files)
     ]  # fmt: skip
@@ -87,6 +91,13 @@ def test_the_llama_example(tmp_path: Path, torch: Any, request: pytest.FixtureRe
     assert "ficco overlaps 15 of 15 tensor-parallel layers" in said, said
     (losses,) = re.findall(r"loss without ficco ([\d.]+), with ficco ([\d.]+)", said)
     assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-5), losses
+
+
+def test_the_examples_of_kernels(tmp_path: Path, torch: Any) -> None:
+    said = output_of("gemv_all_reduce.py", tmp_path, TRITON_INTERPRET="1")
+    assert said.count("right, equal on all ranks") == 2, said
+    said = output_of("embedding_all_to_all.py", tmp_path, TRITON_INTERPRET="1")
+    assert "2 ranks, 2 tables each, 5 bags: right" in said, said
 
 
 def alone(example: str, folder: Path, *arguments: Any) -> str:

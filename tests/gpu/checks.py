@@ -101,7 +101,7 @@ def _calls() -> Iterator[Check]:
 
 
 def _again() -> Iterator[Check]:
-    """Calls again and again, in graphs, and of few rows.
+    """Calls again and again, in graphs, of few rows, and of kernels of one's own.
 
     They are alone, as GPUs do nothing but these calls: beside others they would take as much
     longer. 8 ranks make fewer, since each takes turns with three others on two GPUs.
@@ -115,6 +115,12 @@ def _again() -> Iterator[Check]:
         yield Check("replay", "replay", words={"replays": calls}, repeats="replays", quick=quick,
                     **many)  # fmt: skip
         yield Check("few_rows", "few_rows", words={"calls": calls}, quick=quick, **many)
+        own = {"calls": 10 * calls if quick else 24}
+        yield Check("device_kernels", "device_kernels", words=own, repeats="calls",
+                    **many | {"limit_s": 180.0})  # fmt: skip
+    for world in (1, 3, 4, 5, 6, 7):  # Triton compiles the kernels of each size
+        yield Check("device_kernels", "device_kernels", world, {"calls": 24}, limit_s=180.0,
+                    stage=Stage.ALONE)  # fmt: skip
 
 
 def _gradients() -> Iterator[Check]:

@@ -34,6 +34,7 @@ import scenarios
 import tables_worker
 import torch
 import torch.distributed as dist
+from device_kernels import device_kernels
 from rank import Rank
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -70,6 +71,7 @@ def _overlap(scenario: Callable[..., None], rank: int, world: int) -> None:
 
 SCENARIOS: dict[str, Callable[..., None]] = {
     **{name: partial(_on_runtime, each) for name, each in scenarios.SCENARIOS.items()},
+    "device_kernels": device_kernels,
     "functions": scenarios.functions,
     "gradients": _gradients,
     "tables": _tables,

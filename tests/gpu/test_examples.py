@@ -50,3 +50,8 @@ def test_a_llama(gpus: int, tmp_path: Path) -> None:
     said = output_of("overlap_llama.py", tmp_path, "hetero_fused_1d")
     (losses,) = re.findall(r"loss without ficco ([\d.]+), with ficco ([\d.]+)", said)
     assert float(losses[0]) == pytest.approx(float(losses[1]), abs=1e-4), losses
+
+
+def test_kernels_of_ones_own(gpus: int, tmp_path: Path) -> None:
+    assert output_of("gemv_all_reduce.py", tmp_path).count("right, equal on all ranks") == 2
+    assert "8 tables each, 1024 bags: right" in output_of("embedding_all_to_all.py", tmp_path)

@@ -113,7 +113,8 @@ def test_nothing_is_absent_here(torch: Any) -> None:
     import ficco.private.torch_collectives
     import ficco.private.torch_core
     import ficco.private.torch_layers
-    import ficco.private.triton_core  # noqa: F401
+    import ficco.private.triton_core
+    import ficco.private.triton_interpreter  # noqa: F401
     from ficco.private import finding
 
     assert not finding.ABSENT, finding.ABSENT

@@ -1,0 +1,60 @@
+"""The table by which a kernel finds the windows of all ranks, and this rank's own state.
+
+A table is an int64 tensor on the device. A kernel gets its address as one argument. It is built
+from plain addresses, so it describes any memory that this rank's device can access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ficco.problem import MAX_WORLD
+
+__all__ = [
+    "ALIGN", "CALLS", "DATA", "DRAWN", "OWN_DATA", "OWN_SIGNALS", "RANK", "SIGNALS", "STATE",
+    "STATE_WORDS", "STATUS", "TABLE", "TIMEOUT_NS", "WORLD", "table_values",
+]  # fmt: skip
+
+# Entries of a table.
+RANK = 0
+WORLD = 1
+TIMEOUT_NS = 2
+STATE = 3  # address of this rank's state words
+OWN_DATA = 4  # address of this rank's data
+OWN_SIGNALS = 5  # address of this rank's signals
+DATA = 8  # address of each rank's data
+SIGNALS = DATA + MAX_WORLD  # address of each rank's signals
+TABLE = SIGNALS + MAX_WORLD  # number of entries
+
+ALIGN = 16  # bytes; it divides the distance between the data, or the signals, of two ranks
+
+# State words, int32, in this rank's memory.
+STATUS = 0  # 0; or what did not arrive: see `ficco.device.windows.missing_in_words`
+CALLS = 1  # calls that were counted
+DRAWN = 2  # programs of the current call that have been counted
+STATE_WORDS = 4
+
+
+def table_values(
+    data: Sequence[int], signals: Sequence[int], state: int, rank: int, timeout_ns: int
+) -> list[int]:
+    """Return the entries of a rank's table.
+
+    Args:
+        data: address of each rank's data, as this rank's device sees it.
+        signals: address of each rank's signals.
+        state: address of this rank's state words.
+        rank: this rank.
+        timeout_ns: the longest time that a wait may last.
+
+    Example:
+        >>> table_values([4096, 8192], [5120, 9216], 6144, 1, 10**9)[:4]
+        [1, 2, 1000000000, 6144]
+    """
+    entries = [0] * TABLE
+    entries[RANK], entries[WORLD] = rank, len(data)
+    entries[TIMEOUT_NS], entries[STATE] = timeout_ns, state
+    entries[OWN_DATA], entries[OWN_SIGNALS] = data[rank], signals[rank]
+    entries[DATA : DATA + len(data)] = data
+    entries[SIGNALS : SIGNALS + len(signals)] = signals
+    return entries

@@ -1,0 +1,77 @@
+"""What a kernel reads of its window's table: ranks, the time limit, the status; and the time."""
+
+from __future__ import annotations
+
+import time
+
+import triton
+import triton.language as tl
+
+from ficco.device import layout
+
+__all__ = ["fail", "my_pe", "n_pes", "now_ns", "on_gpu", "status_of", "timeout_of"]
+
+_RANK = tl.constexpr(layout.RANK)
+_WORLD = tl.constexpr(layout.WORLD)
+_TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
+_STATE = tl.constexpr(layout.STATE)
+_STATUS = tl.constexpr(layout.STATUS)
+_NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
+
+
+@triton.jit
+def _probe():
+    """Do nothing; its type says whether Triton interprets or compiles."""
+
+
+on_gpu = tl.constexpr(isinstance(_probe, triton.JITFunction))
+
+if on_gpu:
+
+    @triton.jit
+    def now_ns():
+        """Return a time in ns."""
+        return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], tl.int64, is_pure=False, pack=1)
+
+else:
+    from ficco.private.triton_interpreter import let_loops_count
+
+    let_loops_count()
+
+    def now_ns():
+        """Return a time in ns. Waits call it, so other processes get the processor meanwhile."""
+        time.sleep(2e-5)
+        return tl.full((), time.monotonic_ns(), tl.int64)
+
+
+@triton.jit
+def my_pe(window):
+    """Return this rank, int32."""
+    return tl.load(window + _RANK).to(tl.int32)
+
+
+@triton.jit
+def n_pes(window):
+    """Return the number of ranks, int32."""
+    return tl.load(window + _WORLD).to(tl.int32)
+
+
+@triton.jit
+def timeout_of(window):
+    """Return the longest time that a wait may last, int64, in ns."""
+    return tl.load(window + _TIMEOUT_NS)
+
+
+@triton.jit
+def status_of(window):
+    """Return a pointer to the window's status, int32.
+
+    It is 0 until a wait gives up. Then all other waits give up, too: they read their word once.
+    """
+    return tl.load(window + _STATE).to(tl.pointer_type(tl.int32)) + _STATUS
+
+
+@triton.jit
+def fail(number, window):
+    """Set the window's status to a number other than 0, unless a wait has given up before."""
+    tl.atomic_cas(status_of(window), 0, number, sem="relaxed", scope="sys")

@@ -1,0 +1,42 @@
+"""ficco.device under Triton's interpreter, on 1 to 8 ranks, and compiled for GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from forking import run_forked
+
+INTERPRETED = (
+    "signals", "stores", "barriers", "mailboxes", "late failures refusals", "products",
+    "embeddings declared",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("worker", "subjects", "interpret"),
+    [
+        *(("interpreted_worker.py", subjects, "1") for subjects in INTERPRETED),
+        ("compiled_worker.py", "order widths examples refusals", "0"),
+        ("group_worker.py", "", "1"),
+    ],
+)
+def test_it_is_right(
+    worker: str, subjects: str, interpret: str, tmp_path: Path, torch: object
+) -> None:
+    settings = {
+        "TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache", "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    code, said = run_forked(
+        Path(__file__).with_name(worker), *subjects.split(),
+        folder=tmp_path, environment=settings, timeout=200,
+    )  # fmt: skip
+    assert code == 0 and "right" in said, said
+
+
+def test_without_triton_it_says_what_is_missing(tmp_path: Path, torch: object) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.modules['triton'] = None\nimport ficco\nficco.window\n")
+    code, said = run_forked(script, folder=tmp_path, environment={}, timeout=60)
+    assert code != 0 and "ficco.device needs Triton" in said and "pip install" in said, said
