@@ -92,7 +92,7 @@ class Embedding:
         def example(i: int) -> Any:
             return embedding_all_to_all.lookup_and_exchange(self.tables, self.indices, self.window)
 
-        return {"serial": ours("serial"), "auto": ours("auto"), "example": example}
+        return {"serial": ours("serial"), "pool_sm": ours("pool_sm"), "example": example}
 
     def wrong(self, y: Any, i: int) -> float:
         """Return the error of a result, relative to its largest element."""

@@ -30,6 +30,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents
 import at_random
 import gradient_worker
 import overlapping
+import pooling_at_random
 import scenarios
 import tables_worker
 import torch
@@ -76,6 +77,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "gradients": _gradients,
     "tables": _tables,
     "random": at_random.at_random,
+    "pooling_at_random": pooling_at_random.pooling_at_random,
     **{name: partial(_overlap, each) for name, each in overlapping.SCENARIOS.items()},
 }
 
