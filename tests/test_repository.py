@@ -52,7 +52,7 @@ def test_stale_files_are_noticed(tmp_path: Path) -> None:
     fresh = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
     assert fresh.returncode == 0, fresh.stdout + fresh.stderr
     written = [page for page in PAGES if "Written by bench/readme.py" in page.read_text()]
-    assert len(written) == 8
+    assert len(written) == 9
     figures = sorted(RESULTS.glob("auto_*.svg"))
     files = [ROOT / "README.md", RESULTS / "README.md", *figures, *written]
     for path in files:
