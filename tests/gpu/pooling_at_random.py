@@ -15,7 +15,7 @@ import torch.distributed as dist
 import ficco
 
 SCHEDULES = ("pool_sm", "pool_sm", "pool_sm", "auto", "hetero_fused_1d", "serial")
-GRAPHS_OF = ("pool_sm", "auto", "hetero_fused_1d")
+GRAPHS_OF = ("pool_sm", "hetero_fused_1d")  # a group that shares GPUs captures no collective
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_GRAPHS = 4
 
