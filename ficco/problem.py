@@ -28,7 +28,9 @@ __all__ = [
     "offsets",
 ]
 
-_RESERVED = re.compile(r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|pooled|recv|reduced")
+_RESERVED = re.compile(
+    r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|pooled|recv|reduced"
+)
 
 MOST = 2**31 - 1  # of m, n and k each
 MAX_WORLD = 64  # ranks in one group; it determines the signals' places in a window

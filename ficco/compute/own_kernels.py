@@ -6,7 +6,7 @@ native code enqueues them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ficco.compute import (
@@ -184,7 +184,8 @@ class OwnKernels:
         """See `DeviceKernels.described_one_kernel`."""
         launch = self.one_kernel_launch(prepared, operands)
         if isinstance(operands, PoolOperands) or isinstance(places, PoolOperands):
-            return _described(launch, pool_places(launch, operands, places))
+            where = pool_places(launch, operands, places)
+            return _described(launch, where, one_kernel_pool.divisors_of(launch))
         if prepared.kernel is pulled_all_reduce:
             return _described(launch, _pull_places(operands, places))
         return _described(
@@ -223,9 +224,13 @@ def _nothing() -> None:
     """Enqueue nothing."""
 
 
-def _described(launch: Launch, places: dict[str, Place]) -> LaunchSpec:
+def _described(
+    launch: Launch, places: dict[str, Place], divisors: Mapping[str, int] | None = None
+) -> LaunchSpec:
     code = loading.code(launch)
-    return native_launch.described(code, launch.grid, launch.arguments, places, launch.chained)
+    return native_launch.described(
+        code, launch.grid, launch.arguments, places, launch.chained, divisors or {}
+    )
 
 
 def one_kernel_places(

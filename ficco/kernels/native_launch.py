@@ -15,6 +15,7 @@ sizes with the driver's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,6 +155,7 @@ def described(
     arguments: Mapping[str, Any],
     places: Mapping[str, Place],
     chained: bool = False,
+    divisors: Mapping[str, int] = MappingProxyType({}),
 ) -> LaunchSpec:
     """Return the launch of a kernel for a bound plan.
 
@@ -167,6 +169,8 @@ def described(
             compiled for.
         chained: whether it may begin before the previous kernel on the stream has ended; the
             kernel waits for that end by itself.
+        divisors: what the kernel's constants assume of arguments, beyond its parameters: bytes that
+            divide an address, or elements that divide a pitch. Native code requires these, too.
 
     Raises:
         EngineError: the kernel is not loaded.
@@ -174,7 +178,7 @@ def described(
     """
     if code.function is None:
         raise EngineError(f"the kernel {code.name} is not loaded; load it first, by `loading.code`")
-    rows = parameter_rows(code, arguments, places)
+    rows = parameter_rows(code, arguments, places, divisors)
     x, y, z = (*grid, 1, 1)[:3]
     constants = [value for name, value in flattened(arguments).items() if name not in places]
     return LaunchSpec(
@@ -189,7 +193,10 @@ def described(
 
 
 def parameter_rows(
-    code: Code, arguments: Mapping[str, Any], places: Mapping[str, Place]
+    code: Code,
+    arguments: Mapping[str, Any],
+    places: Mapping[str, Place],
+    divisors: Mapping[str, int] = MappingProxyType({}),
 ) -> list[list[int]]:
     """Return the rows of `LaunchSpec.parameters`; the kernel need not be loaded.
 
@@ -197,7 +204,11 @@ def parameter_rows(
         EngineError: native code cannot pass a parameter of the kernel.
         InputError: the arguments do not fit the kernel.
     """
-    return _Layout(code, flattened(arguments), places).rows()
+    parameters = tuple([
+        each._replace(divisor=max(each.divisor, divisors.get(each.name, 1)))
+        for each in code.parameters
+    ])  # fmt: skip
+    return _Layout(code._replace(parameters=parameters), flattened(arguments), places).rows()
 
 
 class _Layout:

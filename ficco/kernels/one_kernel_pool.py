@@ -37,7 +37,9 @@ from ficco.lowering.cutting import chunk_bounds
 from ficco.plan import SIGNALS
 from ficco.tables import GATES, MOVES, PoolTable
 
-__all__ = ["Operands", "PoolAndPush", "launch_of", "pool_and_push", "prepare", "warm"]
+__all__ = [
+    "Operands", "PoolAndPush", "divisors_of", "launch_of", "pool_and_push", "prepare", "warm",
+]  # fmt: skip
 
 # The handshake needs 64 threads. The other numbers were chosen on an H100 (bench/NOTES.md).
 _WARPS, _THREADS = 2, 64
@@ -206,6 +208,14 @@ def launch_of(prepared: PoolAndPush, operands: Operands, control: Control, copy:
         POOL_AND_PUSH, arguments, (prepared.items + 1,), _WARPS, dtypes=dtypes, odd=True,
         arrays=prepared.arrays,
     )  # fmt: skip
+
+
+def divisors_of(launch: Launch) -> dict[str, int]:
+    """Return what a launch assumes of its arguments: bytes of addresses, elements of strides."""
+    edge, alignment = launch.arguments["EDGE"], launch.arguments["BYTES"]
+    tables = range(len(launch.arguments["tables"]))
+    addresses = dict.fromkeys(["y", *[f"tables.{i}" for i in tables]], alignment)
+    return addresses | dict.fromkeys(["y_stride", *[f"strides.{i}" for i in tables]], edge)
 
 
 def warm(prepared: PoolAndPush, operands: Operands, control: Control) -> None:

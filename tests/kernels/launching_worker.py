@@ -13,10 +13,17 @@ from compiling import on_gpu
 from triton.backends.nvidia import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ficco.compute import OneKernelOperands, OneKernelOutput
-from ficco.compute.own_kernels import one_kernel_places
+from ficco.compute import OneKernelOperands, OneKernelOutput, PoolOperands
+from ficco.compute.own_kernels import one_kernel_places, pool_places
 from ficco.errors import EngineError, FiccoError, InputError
-from ficco.kernels import gated, loading, one_kernel_all_reduce, one_kernel_gather, summing
+from ficco.kernels import (
+    gated,
+    loading,
+    one_kernel_all_reduce,
+    one_kernel_gather,
+    one_kernel_pool,
+    summing,
+)
 from ficco.kernels.arrays import Bulk
 from ficco.kernels.compiling import compile_variant, why_unknown
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
@@ -26,6 +33,7 @@ from ficco.kernels.variants import Launch, Passed, passed, variant_of
 from ficco.lowering import lower_rank
 from ficco.passes.one_kernel_all_reduce import table_of as reduce_table
 from ficco.passes.one_kernel_gather import table_of as gather_table
+from ficco.passes.one_kernel_pool import table_of as pool_table
 from ficco.private import triton_core
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
@@ -292,6 +300,40 @@ def held() -> None:
     assert {row[2] for row in rows} == {1}, "of odd sizes nothing is known"
 
 
+def pooled() -> None:
+    """Tuples of tables are parameters one after another; native code asks for their alignment."""
+    for pad, bytes_, elements in ((0, 16, 8), (3, 2, 1)):
+        count, dim = 3, 16
+        problem = Problem(
+            "embedding_all_to_all", 2, (4, 4), 1, (Output((dim,) * 2),), "bfloat16",
+            tables=((9,) * count, (9,)), lookups=((20, 20, 0), (20,)),
+        )  # fmt: skip
+        table = pool_table(lower_rank(problem, Schedule.named("pool_sm"), 0))
+        nowhere = [[0, 0], [0, 0]]
+        made = one_kernel_pool.prepare(table, Places(nowhere, nowhere), torch.device("cpu"))
+        tables = [torch.zeros(9, dim + pad, dtype=torch.bfloat16)[:, :dim] for _ in range(count)]
+        indices = [torch.zeros(1, n, dtype=torch.int64) for n in (20, 20, 0)]
+        offsets = [torch.zeros(1, 8, dtype=torch.int64) for _ in range(count)]
+        y = torch.zeros(4, 4 * dim + pad, dtype=torch.bfloat16)[:, : 4 * dim]
+        operands = one_kernel_pool.Operands(tables, indices, offsets, y)
+        launch = one_kernel_pool.launch_of(made, operands, Control(5, words(1), words(1), 1))
+        slots = [Slot(i) for i in range(10)]
+        at = PoolOperands(slots[:3], slots[3:6], slots[6:9], slots[9])
+        places = pool_places(launch, operands, at)
+        code, kernel = code_of(launch)
+        divisors = one_kernel_pool.divisors_of(launch)
+        rows = parameter_rows(code, launch.arguments, places, divisors)
+        sizes = [row[1] for row in rows if row[1]]
+        assert declared_by_ptx(kernel) == [(size, size) for size in sizes]
+        by_name = dict(zip([each.name for each in code.parameters], rows, strict=False))
+        assert [by_name[f"tables.{i}"][4] for i in range(8)] == [0, 1, 2, 0, 0, 0, 0, 0]
+        assert {by_name[name][2] for name in ("y", "tables.0", "tables.2")} == {bytes_}
+        assert {by_name[name][2] for name in ("y_stride", "strides.1")} == {elements}
+        assert {by_name[name][2] for name in ("indices.0", "offsets.2", "ends.0")} == {1}
+        assert by_name["ends.2"][0] == 0 == by_name["ends.2"][3], "no lookups: a constant"
+        assert by_name["ends.1"][0] == 3, "the number of lookups is a pitch"
+
+
 def numbers() -> None:
     """Numbers of all widths are passed as they are, and others are refused."""
     wanted = {"small": ("i8", -7), "long": ("i64", -(1 << 40)), "bits": ("u32", (1 << 32) - 5)}
@@ -399,6 +441,6 @@ def by_triton() -> None:
 
 
 if __name__ == "__main__":
-    for subject in (layout, held, numbers, refusals, by_triton):
+    for subject in (layout, held, pooled, numbers, refusals, by_triton):
         subject()
     print("right")
