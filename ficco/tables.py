@@ -245,7 +245,7 @@ class PoolTable(NamedTuple):
         rank, world: of the plan.
         dtype: dtype of all tables, and of the result.
         tables: number of own tables.
-        dim: columns of every table.
+        dim: columns of every table; without tables, a divisor of all columns from peers.
         left: the first column of the own tables in the result.
         bag, rows: the first bag of the batch that this rank receives, and their number. `bag` is 0
             if the rank has no tables or receives no bags.

@@ -9,7 +9,8 @@ from tables.sources import Document, table
 __all__ = ["own_kernels"]
 
 _WAYS = {
-    "one_shot_sm": "`one_shot_sm`", "serial": "`serial`", "pool_sm": "`pool_sm`", "example": "example",
+    "one_shot_sm": "`one_shot_sm`", "serial": "`serial`", "pool_sm": "`pool_sm`",
+    "example": "example",
 }  # fmt: skip
 _SIZES = {"products": ("m", "n", "k"), "embeddings": ("tables", "dim", "batch", "lookups")}
 _KINDS = {

@@ -316,6 +316,6 @@ def _check(table: PoolTable, operands: Operands) -> None:
         check_operand(f"indices{i}", indices[i], (1, lookups), dtype_name(indices[0]))
         if lookups and stride(indices[i], 0) != lookups:
             raise InputError(
-                f"indices{i} has {lookups} lookups and a distance of {stride(indices[i], 0)} "
-                "between rows; both must be equal"
+                f"indices{i} is [1, {lookups}] with rows {stride(indices[i], 0)} elements apart; "
+                f"give a contiguous row, whose distance is {lookups}"
             )

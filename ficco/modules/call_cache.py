@@ -263,7 +263,9 @@ def row_of(bias: Tensor) -> Tensor:
     row = bias.reshape(1, bias.numel())
     if row.is_neg():
         row = row.resolve_neg()
-    return row if row.numel() <= 1 or row.stride(1) == 1 else row.contiguous()
+    if row.numel() == 1:  # PyTorch keeps any strides of a single element
+        return row.as_strided((1, 1), (1, 1))
+    return row if row.numel() == 0 or row.stride(1) == 1 else row.contiguous()
 
 
 def taken_as(name: str, plainly: bool, even: bool = False) -> Callable[[Tensor], Tensor]:

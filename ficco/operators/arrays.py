@@ -71,6 +71,8 @@ def integer_row(array: Any, name: str, rank: int, library: Library) -> Array:
             f"{name}: {array.dtype.name} of shape {list(array.shape)} found; a one-dimensional "
             "int64 array is needed"
         )
+    if array.size == 1:  # a view of a single element keeps any stride
+        array = array.copy()
     row: Array = library.contiguous(array).reshape(1, -1)
     return row
 

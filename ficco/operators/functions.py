@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ficco.problem import MOST
 from ficco.registry import Array, Kept
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
 CALL = "str group, str schedule, int? grain"
 WEIGHTS = "Tensor[] w, Tensor[] bias, bool[] biased"
 PAIRS = "Tensor[] x, Tensor[] w, Tensor? bias"
+_SHORTEST, _STEP = 21, 16  # of rounded lengths: 21 is 1.3125 times a power of two
 
 Arguments = Sequence[Any]
 Flat = tuple[list[Any], tuple[Any, ...]]
@@ -180,9 +182,15 @@ def as_matrix(x: Array) -> Array:
 
 
 def rounded_length(count: int) -> int:
-    """Return the length of a plan's row for `count` elements: up to an eighth more, if it is long.
+    """Return the length of a plan's row for `count` elements.
 
-    Calls whose rows have equal rounded lengths share a plan.
+    Calls whose rows have equal rounded lengths share a plan. So there are few such lengths, and
+    they are far from the lengths that batches usually have on average: a few lookups per bag times
+    a power of two.
     """
-    unit = 1 << max(count.bit_length() - 4, 0)
-    return -(-count // unit) * unit
+    if not count:
+        return 0
+    length = _SHORTEST
+    while length < count:
+        length *= _STEP
+    return max(min(length, MOST), count)

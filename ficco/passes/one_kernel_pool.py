@@ -6,6 +6,8 @@ does with it, and the plan must be the same, step by step.
 
 from __future__ import annotations
 
+import math
+
 from ficco.lowering.one_kernel_pool import POOLED
 from ficco.passes.readback_one_kernel import steps_of_one_kernel
 from ficco.passes.same_steps import check_same_steps
@@ -56,10 +58,11 @@ def _suggested(plan: RankPlan) -> PoolTable:
             left, bag = step.writes[0].col0, step.reads[2].col0
     entered = next((step.signals for step in plan.steps if step.kind == "raise"), ())
     world = len(entered) + 1
+    common = math.gcd(*[columns.width for columns in received.values()])
     turns = [(plan.rank + turn) % world for turn in range(1, world)]
     return PoolTable(
         rank=plan.rank, world=world, dtype=y.dtype, tables=len(tables),
-        dim=tables[0].cols if tables else 1, left=left, bag=bag, rows=y.rows,
+        dim=tables[0].cols if tables else max(common, 1), left=left, bag=bag, rows=y.rows,
         sent=tuple([sent[peer] for peer in turns if peer in sent]),
         received=tuple([received[peer] for peer in turns if peer in received]), chunks=chunks,
         recv=window_places(plan.buffers)[0][POOLED],

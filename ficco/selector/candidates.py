@@ -24,7 +24,7 @@ _PLAINEST = (
 
 FEW_ROWS = 64  # above this, the kernel that stores at peers multiplies too slowly to gain
 _SUMMED_ROWS = 512  # above this, stores into mailboxes take longer than NCCL
-_FEW = {"gather": FEW_ROWS, "pool": sys.maxsize}
+_MOST_ROWS = {"gather": FEW_ROWS, "pool": sys.maxsize}  # by kernel; bags may be any number
 _MULTIPLIED_ROWS = 384  # above this, the kernel that sums in one shot multiplies far more slowly
 
 
@@ -87,7 +87,7 @@ def _stores(machine: Machine, world: int) -> bool:
 
 def few_rows(op: str) -> int:
     """Return the largest number of rows for which one launch that stores at peers may win."""
-    return _FEW.get(_flow(op).one_kernel, _SUMMED_ROWS)
+    return _MOST_ROWS.get(_flow(op).one_kernel, _SUMMED_ROWS)
 
 
 def are_few(facts: Facts) -> bool:

@@ -33,8 +33,8 @@ class Facts(NamedTuple):
         item: bytes of an element.
         sums: whether all products are sums over arrivals (along the contraction).
         plain: whether every product is along rows.
-        storing: whether one launch that stores at peers can run it, if rows are few. It pools any
-            number of rows.
+        storing: whether one launch that stores at peers can run it. `candidates.few_rows` says up
+            to how many rows that may win.
         biased: whether an output has a bias.
     """
 

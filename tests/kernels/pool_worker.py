@@ -197,12 +197,15 @@ def _every_change_is_refused(plan: Any) -> None:
 
 
 def assembly() -> None:
-    for world, count, dim, dtype in ((2, 8, 64, "bfloat16"), (8, 9, 128, "float32")):
+    for world, count, dim, dtype in (
+        (2, 8, 64, "bfloat16"), (8, 9, 128, "float32"), (16, 2, 32, "float16"),
+    ):  # fmt: skip
         case = Case(1, (64,) * world, ((100,) * count,) * world, dim, 4, dtype)
         made = prepare(case.table, Places(*[[[0] * world] * 2] * 2), CPU)
         operands, _ = case.draw(1, 0)
         launch = pooling.launch_of(made, operands, control(5), 0)
         assert launch.arguments["EDGE"] * operands.y.element_size() == 16
+        assert launch.arguments["JOBS"] == (128 if world == 16 else 64)
         compiled_kernel = compiled(launch)
         _check_text(compiled_kernel.asm["ptx"], f"{world} {count} {dim} {dtype}")
         assert compiled_kernel.metadata.shared <= 1024, "shared memory limits programs"

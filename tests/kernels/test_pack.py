@@ -11,11 +11,15 @@ from pathlib import Path
 import ordering
 import pytest
 
+from ficco.engines.wanted import DescribedKernels, launches_in
 from ficco.kernels import pack, sources
 from ficco.kernels.arrays import Address, Described, DescribedArrays
 from ficco.kernels.declarations import KERNELS
 from ficco.kernels.variants import Launch, Variant, is_aligned, passed, variant_of
+from ficco.lowering import lower_rank
 from ficco.packing import building, grid
+from ficco.problem import Output, Problem
+from ficco.schedule import Schedule
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 CAPABILITIES = sorted(grid.COVERAGE)
@@ -245,3 +249,19 @@ def test_variants_have_two_classes_of_sizes() -> None:
     assert {each.divisor for each in passed(even) if each.name == "cols"} == {16}
     assert variant_of(launch(16, 64, COUNT=2)) != even
     assert Address(5).data_ptr() == 5
+
+
+@pytest.mark.parametrize("counts", [(3, 0), (8, 8), (12, 12, 0, 12), (1,) * 7 + (0,)])
+def test_it_has_the_pooling_of_all_ranks(counts: tuple[int, ...]) -> None:
+    """Also of a rank without tables, which only copies what arrives."""
+    world = len(counts)
+    problem = Problem(
+        "embedding_all_to_all", world, (64,) * world, 1, (Output((64,) * world),), "bfloat16",
+        tables=tuple((100,) * count for count in counts),
+        lookups=tuple((1000,) * count for count in counts),
+    )  # fmt: skip
+    for rank in range(world):
+        plan = lower_rank(problem, Schedule.named("pool_sm"), rank)
+        for launch in launches_in(plan, DescribedKernels(90, 132)):
+            assert launch.arguments["EDGE"] == 8, f"rank {rank} moves single elements"
+            assert pack.has(variant_of(launch), 90), f"rank {rank}"

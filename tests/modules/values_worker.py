@@ -146,6 +146,20 @@ def pooling(rank: int, world: int, schedules: Sequence[str] = (*NAMED, "pool_sm"
             close(y, mine, f"embedding {name}, {lookups} lookups")
 
 
+def single_lookups(rank: int, world: int) -> None:
+    """One lookup for each table, as a view with a stride."""
+    stacked = torch.tensor([[1, 0, 2]])
+    table = draw(5, 3, 8)
+    for name in ("pool_sm", "serial", "hetero_fused_1d"):
+        y = ficco.embedding_all_to_all(
+            [table] * 3, [stacked[:, i] for i in range(3)],
+            [torch.zeros(world, dtype=torch.int64)] * 3, tables_per_rank=[3] * world, dimension=8,
+            batch=world, schedule=name,
+        )  # fmt: skip
+        own = table[stacked[0]].reshape(1, 24) if rank == world - 1 else torch.zeros(1, 24)
+        close(y, own.repeat(1, world).double(), f"single lookups, {name}")
+
+
 def arguments(rank: int, world: int) -> None:
     x, w = torch.zeros(2, 3), torch.zeros(3, 4)
     gather = ficco.all_gather_matmul
@@ -217,7 +231,7 @@ def disabled(rank: int, world: int) -> None:
     """FICCO_DISABLE=1: the same results without ficco."""
     os.environ["FICCO_DISABLE"] = "1"
     ficco.close()
-    for check in (gathering, reducing, exchanging, pooling):
+    for check in (gathering, reducing, exchanging, pooling, single_lookups):
         check(rank, world)
     del os.environ["FICCO_DISABLE"]
 
@@ -394,8 +408,8 @@ def main(store: str, rank: int, world: int) -> None:
     )  # fmt: skip
     automatic(rank, world, Path(store).parent)
     checks = (
-        gathering, reducing, exchanging, pooling, arguments, disabled, nothing, reduced,
-        pairs_in_16_bits, groups, forgotten, kinds,
+        gathering, reducing, exchanging, pooling, single_lookups, arguments, disabled, nothing,
+        reduced, pairs_in_16_bits, groups, forgotten, kinds,
     )  # fmt: skip
     for check in checks:
         check(rank, world)
