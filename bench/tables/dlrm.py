@@ -25,7 +25,7 @@ def gains(document: Document) -> list[str]:
         share = case["embedding_share"].get("captured", case["embedding_share"].get("eager"))
         figures = [case["torch_over_ficco"].get(key) for key in keys]
         rows.append([
-            case["case"], "-" if share is None else f"{share:.0%}",
+            _model(case), "-" if share is None else f"{share:.0%}",
             *("-" if figure is None else f"{figure:.2f}x" for figure in figures),
         ])  # fmt: skip
     heads = [f"{words}, {mode}" for words in PARTS.values() for mode in MODES]
@@ -39,8 +39,13 @@ def times(document: Document) -> list[str]:
         for mode in MODES:
             found = case["ms"].get(f"training, {mode}")
             if found:
-                rows.append([case["case"], mode, *_figures(found)])
+                rows.append([_model(case), mode, *_figures(found)])
     return table(["model", "step", *NAMES.values()], rows)
+
+
+def _model(case: Document) -> str:
+    """Return the sizes of a case in words."""
+    return str(case["case"]).replace(" 1 lookups", " 1 lookup")
 
 
 def _figures(found: dict[str, Any]) -> Iterable[str]:
@@ -54,7 +59,7 @@ def _figures(found: dict[str, Any]) -> Iterable[str]:
 def reasons(document: Document) -> list[str]:
     """Return the ways without figures, each with its reason."""
     return [
-        f"- {case['case']}, {what}: {next(iter(said.values()))}"
+        f"- {_model(case)}, {what}: {next(iter(said.values()))}"
         for case in document["cases"]
         for what, said in case["refused"].items()
     ]

@@ -22,7 +22,7 @@ class FusedOptimizer:
     """The common part of `FusedSGD` and `FusedRowWiseAdagrad`.
 
     Args:
-        tables: the tables of this rank.
+        tables: the tables of this rank, on the device where they will be updated.
         lr: the learning rate.
 
     Attributes:
@@ -51,7 +51,8 @@ class FusedOptimizer:
         """Return the places of a call's tables among those of the optimizer.
 
         Raises:
-            InputError: a table is not one of them, is given twice, or cannot be updated.
+            InputError: a table is not one of them, is given twice, cannot be updated, or has left
+                the device of the optimizer's tensors.
         """
         known = {id(table): i for i, table in enumerate(self.tables)}
         places = []
@@ -63,9 +64,24 @@ class FusedOptimizer:
                     "give the same tensors to both"
                 )
             places.append(known[id(table)])
+            self._check_device(places[-1], f"tables[{i}]")
         if len(set(places)) < len(places):
             raise InputError("tables: one table is given twice; a call updates a table once")
         return places
+
+    def _check_device(self, place: int, name: str) -> None:
+        """Refuse a table that was moved to another device, where its update cannot be computed."""
+        device = self.tables[place].device
+        for about, own in self._tensors_of(place).items():
+            if own.device != device:
+                raise InputError(
+                    f"{name} is on {device}, the optimizer's {about} is on {own.device}; make the "
+                    "optimizer after the tables are on their device"
+                )
+
+    def _tensors_of(self, place: int) -> dict[str, Tensor]:
+        """Return the optimizer's own tensors that an update of a table reads, by name."""
+        return {"lr": self._lr} if isinstance(self._lr, Tensor) else {}
 
     def update(self, places: Sequence[int], sums: RowSums, bags: Tensor) -> None:
         """Update the rows that were looked up.
@@ -97,7 +113,7 @@ class FusedSGD(FusedOptimizer):
     FBGEMM calls it EXACT_SGD. See `embedding_all_to_all` for what an update in backward replaces.
 
     Args:
-        tables: the tables of this rank, which require gradients.
+        tables: the tables of this rank, which require gradients. Move them to their device first.
         lr: the learning rate: a number, or a tensor of one element on the device of the tables. A
             captured graph reads the tensor at every replay; a number is part of the graph.
 
@@ -131,7 +147,7 @@ class FusedRowWiseAdagrad(FusedOptimizer):
     row -= lr x gradient / (sqrt(accumulator) + eps). FBGEMM calls it EXACT_ROWWISE_ADAGRAD.
 
     Args:
-        tables: the tables of this rank, which require gradients.
+        tables: the tables of this rank, which require gradients. Move them to their device first.
         lr: as of `FusedSGD`.
         eps: more than 0.
         initial_accumulator_value: of all rows, 0 or more.
@@ -174,6 +190,9 @@ class FusedRowWiseAdagrad(FusedOptimizer):
             torch.full((table.shape[0],), begin, dtype=torch.float32, device=table.device)
             for table in self.tables
         ]
+
+    def _tensors_of(self, place: int) -> dict[str, Tensor]:
+        return {**super()._tensors_of(place), f"accumulators[{place}]": self.accumulators[place]}
 
     def _changes(
         self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor

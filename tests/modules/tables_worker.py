@@ -308,6 +308,36 @@ def arguments(rank: int, world: int) -> None:
     ficco.reset()
 
 
+def moved(rank: int, world: int) -> None:
+    """Tables that leave the device of the optimizer's tensors are refused before backward."""
+    each = case(rank, world, torch.float32, [2] * world, None)
+    rate, words = torch.tensor(0.5, device=DEVICE), "make the optimizer after the tables"
+    away = "cpu" if DEVICE.type == "cuda" else "meta"
+    adagrad, sgd = ficco.FusedRowWiseAdagrad(each.tables, 0.5), ficco.FusedSGD(each.tables, rate)
+    adagrad.accumulators[1] = adagrad.accumulators[1].to(away)
+    refused(lambda: each.pooled(optimizer=adagrad), f"accumulators[1] is on {away}; {words}")
+    ficco.reset()
+    with patch.object(sgd, "_lr", rate.to(away)):
+        refused(lambda: each.pooled(optimizer=sgd), f"lr is on {away}; {words}")
+    ficco.reset()
+    if DEVICE.type == "cuda":
+        _moved_by_torch(each, words)
+
+
+def _moved_by_torch(each: Case, words: str) -> None:
+    """Module.to keeps the tensors that the optimizer has, and changes their device."""
+    module = torch.nn.ParameterList(table.detach().cpu() for table in each.tables)
+    adagrad, sgd = ficco.FusedRowWiseAdagrad(module, 0.5), ficco.FusedSGD(module, 0.5)
+    module.to(DEVICE)
+    same = each._replace(tables=list(module))
+    refused(lambda: same.pooled(optimizer=adagrad), words)
+    ficco.reset()
+    was = reset(same)
+    same.run(optimizer=sgd)  # it has no tensors
+    for table, old, wanted in zip(module, was, each.wanted, strict=True):
+        near(table.detach(), old - 0.5 * wanted, "moved")
+
+
 def captured(rank: int, world: int) -> None:
     """Training steps in a CUDA graph, with other indices and another rate at each replay."""
     for kind in ("dense", "sparse", "sgd", "adagrad"):
@@ -369,7 +399,7 @@ def disabled(rank: int, world: int) -> None:
 def checks(world: int) -> list[Callable[[int, int], None]]:
     """Return what so many ranks check on this device."""
     found: list[Callable[[int, int], None]] = [
-        sparse, dense, with_optimizers, fused, again, arguments, disabled,
+        sparse, dense, with_optimizers, fused, again, arguments, moved, disabled,
     ]  # fmt: skip
     if DEVICE.type == "cuda":  # ranks that share GPUs have no NCCL, and so no captures
         return [*found, captured] if world <= torch.cuda.device_count() else found

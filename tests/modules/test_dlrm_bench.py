@@ -55,4 +55,5 @@ def _shown(document: dict[str, Any], folder: Path) -> None:
     assert f"**{best:.3f}**" in page, page
     assert f"| {case['torch_over_ficco']['inference, eager']:.2f}x |" in page, page
     assert "training, torch_sparse, captured: no memory" in page, page
+    assert " 1 lookup, " in page and " 1 lookups" not in page, page
     assert "[dlrm_h100x2](./dlrm_h100x2.json)" in page, page
