@@ -78,11 +78,19 @@ def end_call(call, window):
             tl.store(state + _CALLS, (call + 1) & 0x7FFFFFFF)
 
 
+@tl.core.builtin
+def _can_follow_early(_semantic=None):
+    """Return whether the GPU that the kernel is compiled for has programmatic dependent launch."""
+    arch = _semantic.builder.options.arch  # such as "sm90"; target_info knows the current GPU alone
+    return tl.constexpr(int(arch.removeprefix("sm")) >= 90)
+
+
 @triton.jit
 def after_previous_launch():
     """Wait until the previous kernel of the stream has ended, in a launch with `launch_pdl=True`.
 
-    Call it first, before anything is read or written. In other launches it does nothing.
+    Call it first, before anything is read or written. In other launches it does nothing. GPUs of
+    compute capability below 9.0 have no such launches: compiled for them, it is empty.
     """
-    if on_gpu:
+    if on_gpu and _can_follow_early():
         gdc_wait()
