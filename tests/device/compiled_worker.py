@@ -174,6 +174,11 @@ def order() -> None:
     own = places(r"st\.relaxed\.gpu", text)
     assert join < own[0] < release < acquire < end
 
+    text = text_of(delayed_sum, {"WORLD": 2, "ROWS": 4, "COLS": 256})
+    call, status = places(r"ld\.volatile\.global\.b32", text)
+    same = places(r"barrier\.red\.or\.pred", text)[0]
+    assert call < status < same < min(places(r"st\.global", text)), "threads have their own calls"
+
     text = text_of(fences, {})
     (fence,), (join,) = places(r"fence\.acq_rel\.sys", text), places(r"barrier\.sync 0;", text)
     first, second = places(r"st\.global", text)
