@@ -87,10 +87,11 @@ def matmul_all_reduce(x: Tensor, w: Tensor, window: fd.Window, y: Tensor) -> Ten
     stages = min(stages, 140_000 // ((rows + cols) * deep * item))  # steps in shared memory
     warps = 4 if cols <= 32 or (rows > 1 and cols == 64) else 8
     take_rows = max(min(triton.next_power_of_2(m), 2048 // cols), 32 * warps // cols)
-    options = {"num_warps": warps} | ({"launch_pdl": True} if gpu else {})
+    chained = gpu and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    options = {"num_warps": warps} | ({"launch_pdl": True} if chained else {})
     gemv_all_reduce[triton.cdiv(n, width),](
         x, w, y, window.tensor, window.table, m, n, k, width, window.world, rows, cols, deep,
-        stages, take_rows, CHAINED=gpu, **options,
+        stages, take_rows, CHAINED=chained, **options,
     )  # fmt: skip
     return y
 

@@ -16,6 +16,14 @@ _STATUS = tl.constexpr(layout.STATUS)
 _CALLS = tl.constexpr(layout.CALLS)
 _DRAWN = tl.constexpr(layout.DRAWN)
 
+# $0 = the call, or -1 if a thread saw a failure; $1 = the call, $2 = the status that a thread saw.
+_BEGIN_CALL_ASM = tl.constexpr("""{
+    .reg .pred failed;
+    setp.ne.s32 failed, $2, 0;
+    barrier.red.or.pred failed, 0, failed;
+    selp.b32 $0, -1, $1, failed;
+}""")
+
 # $1 = the count of calls, $2 = the count of programs, $3 = the call, $4 = programs of the launch.
 # The barrier uses the call, so that all threads have read it.
 _END_CALL_ASM = tl.constexpr("""{
@@ -39,15 +47,27 @@ _END_CALL_ASM = tl.constexpr("""{
 
 @triton.jit
 def begin_call(window):
-    """Return the number of this call of the window, int32, the same in all programs of the launch.
+    """Return the number of this call of the window, int32, the same in all threads of the program.
 
     Calls count from 0, also when a CUDA graph is replayed. All programs of a launch call it once,
-    and `end_call` later; launches on one window do not overlap. A negative number means that an
-    earlier call has given up: peers may still be in that call, so store nothing.
+    and `end_call` later; launches on one window do not overlap. A negative number means that a wait
+    of this rank has given up: peers may still be in an earlier call, so store nothing.
+
+    Programs of a launch get the same number, with one exception: if a wait gives up in this launch,
+    programs that start later get a negative number. So use the sign in masks. Do not branch by it
+    around `signal`, `wait` or `barrier`, which other programs and ranks count on.
     """
     state = tl.load(window + _STATE).to(tl.pointer_type(tl.int32))
     number = tl.load(state + _CALLS, volatile=True)
-    return tl.where(tl.load(state + _STATUS, volatile=True) == 0, number, -1)
+    status = tl.load(state + _STATUS, volatile=True)
+    if on_gpu:
+        call = tl.inline_asm_elementwise(
+            _BEGIN_CALL_ASM, "=r,r,r,~{memory}", [number, status],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        call = tl.where(status == 0, number, -1)
+    return call
 
 
 @triton.jit
@@ -78,11 +98,19 @@ def end_call(call, window):
             tl.store(state + _CALLS, (call + 1) & 0x7FFFFFFF)
 
 
+@tl.core.builtin
+def _can_follow_early(_semantic=None):
+    """Return whether the GPU that the kernel is compiled for has programmatic dependent launch."""
+    arch = _semantic.builder.options.arch  # such as "sm90"; target_info knows the current GPU alone
+    return tl.constexpr(int(arch.removeprefix("sm")) >= 90)
+
+
 @triton.jit
 def after_previous_launch():
     """Wait until the previous kernel of the stream has ended, in a launch with `launch_pdl=True`.
 
-    Call it first, before anything is read or written. In other launches it does nothing.
+    Call it first, before anything is read or written. In other launches it does nothing. GPUs of
+    compute capability below 9.0 have no such launches: compiled for them, it is empty.
     """
-    if on_gpu:
+    if on_gpu and _can_follow_early():
         gdc_wait()

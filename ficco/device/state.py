@@ -66,7 +66,8 @@ def timeout_of(window):
 def status_of(window):
     """Return a pointer to the window's status, int32.
 
-    It is 0 until a wait gives up. Then all other waits give up, too: they read their word once.
+    It is 0 until a wait of this rank gives up. Then all other waits of this rank give up, too: they
+    read their word once.
     """
     return tl.load(window + _STATE).to(tl.pointer_type(tl.int32)) + _STATUS
 

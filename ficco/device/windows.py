@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ficco.checking import positive_seconds, whole_number
+from ficco.checking import positive_seconds, whole_number, whole_numbers
 from ficco.device.allocation import Memory, local, shared, symmetric
 from ficco.device.layout import STATE_WORDS, STATUS, table_values
 from ficco.device.state import on_gpu
@@ -368,10 +369,8 @@ def _rounded(size: int) -> int:
 
 def _spec(shape: Any, dtype: Any, signals: Any, mailbox: bool, timeout_s: Any) -> _Spec:
     """Return checked arguments."""
-    try:
-        sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
-    except (TypeError, ValueError):
-        raise InputError(f"shape={shown(shape)}: whole numbers are needed") from None
+    single = isinstance(shape, Integral)
+    sizes = (whole_number(shape, "shape", 1),) if single else whole_numbers(shape, "shape")
     if not all(size >= 1 for size in sizes):
         raise InputError(f"shape={sizes}: every size must be 1 or more")
     if not isinstance(dtype, torch.dtype):

@@ -1,6 +1,6 @@
 """Compiles kernels of ficco.device for GPUs that need not be there, and reads their text.
 
-python compiled_worker.py order|widths|examples|refusals
+python compiled_worker.py order|widths|examples|following|refusals
 """
 
 # ruff: noqa: E402 (the path comes before what is found by it)
@@ -54,7 +54,7 @@ class Launched:
 
         return launch
 
-    def compiled(self) -> Any:
+    def compiled(self, capability: int) -> Any:
         """Compile the last launch; numbers that are 1 are constants, as in a real launch."""
         signature, constants, aligned = dict[str, str](), dict[str, Any](), dict[Any, Any]()
         for place, param in enumerate(self.kernel.params):
@@ -71,7 +71,7 @@ class Launched:
             for name, value in self.given.items()
             if name in ("num_warps", "num_stages", "launch_pdl")
         }
-        return compile_ahead(self.kernel, signature, constants, aligned, 90, options)
+        return compile_ahead(self.kernel, signature, constants, aligned, capability, options)
 
 
 class OnGpu(torch.Tensor):
@@ -82,11 +82,18 @@ class OnGpu(torch.Tensor):
 
 def examples() -> None:
     """Launches of the examples, as on a GPU of 132 multiprocessors, compile and leave room."""
-    import embedding_all_to_all
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+    for capability in (80, 90):
+        torch.cuda.get_device_capability = lambda device, found=capability: divmod(found, 10)
+        _product(capability)
+        _lookup(capability)
+
+
+def _product(capability: int) -> None:
     import gemv_all_reduce
 
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
-    product = Launched(gemv_all_reduce.gemv_all_reduce)
+    kernel = gemv_all_reduce.gemv_all_reduce
+    product = Launched(kernel)
     gemv_all_reduce.gemv_all_reduce = product
     for m, n, k, dtype in (
         (1, 4096, 4096, torch.bfloat16), (8, 16384, 8192, torch.bfloat16),
@@ -95,14 +102,23 @@ def examples() -> None:
         x, w, y = (torch.empty(*shape, dtype=dtype) for shape in ((m, k), (n, k), (m, n)))
         window = SimpleNamespace(tensor=y, table=torch.zeros(1, dtype=torch.int64), world=2)
         gemv_all_reduce.matmul_all_reduce(x.as_subclass(OnGpu), w, window, y)
-        made = product.compiled()
-        assert made.metadata.launch_pdl and made.metadata.shared <= 140_000, made.metadata
+        made = product.compiled(capability)
+        chained = capability >= 90
+        assert made.metadata.launch_pdl == product.given["CHAINED"] == chained, made.metadata
+        assert made.metadata.shared <= 140_000, made.metadata
         text = made.asm["ptx"]
-        (wait,) = places(r"griddepcontrol\.wait", text)
-        assert wait < min(places(r"ld\.global|ld\.volatile\.global|cp\.async", text))
+        waits = places(r"griddepcontrol\.wait", text)
+        assert len(waits) == chained
+        assert max(waits, default=0) < min(places(r"ld\.(volatile\.)?global|cp\.async", text))
         assert k % 16 or len(places(r"cp\.async\.cg", text)) >= 4, "w is not pipelined"
+    gemv_all_reduce.gemv_all_reduce = kernel
 
-    lookup = Launched(embedding_all_to_all.embedding_all_to_all)
+
+def _lookup(capability: int) -> None:
+    import embedding_all_to_all
+
+    kernel = embedding_all_to_all.embedding_all_to_all
+    lookup = Launched(kernel)
     embedding_all_to_all.embedding_all_to_all = lookup
     for count, bags, lookups, dim in ((8, 1024, 32, 128), (1, 1, 1, 1)):
         tables = torch.empty(count, 100, dim, dtype=torch.bfloat16)
@@ -112,8 +128,23 @@ def examples() -> None:
             signals=torch.zeros(6, dtype=torch.int32), table=torch.zeros(1, dtype=torch.int64),
         )  # fmt: skip
         embedding_all_to_all.lookup_and_exchange(tables.as_subclass(OnGpu), indices, window)
-        text = lookup.compiled().asm["ptx"]
+        text = lookup.compiled(capability).asm["ptx"]
         assert dim == 1 or len(places(r"ld\.global\.v4", text)) >= 16, "few loads are in flight"
+    embedding_all_to_all.embedding_all_to_all = kernel
+
+
+@triton.jit
+def follower(out):
+    """Store after the previous launch."""
+    fd.after_previous_launch()
+    tl.store(out, 1.0)
+
+
+def following() -> None:
+    """The wait for the previous launch is there from capability 9.0 on; it compiles on others."""
+    for capability in (80, 89, 90, 100, 120):
+        waits = places(r"griddepcontrol\.wait", text_of(follower, {}, capability=capability))
+        assert len(waits) == (capability >= 90), f"{capability}: {len(waits)} waits"
 
 
 def places(pattern: str, text: str) -> list[int]:
@@ -142,6 +173,11 @@ def order() -> None:
     (join,), (end,) = places(r"barrier\.sync 0;", text), places(r"barrier\.red\.or\.pred", text)
     own = places(r"st\.relaxed\.gpu", text)
     assert join < own[0] < release < acquire < end
+
+    text = text_of(delayed_sum, {"WORLD": 2, "ROWS": 4, "COLS": 256})
+    call, status = places(r"ld\.volatile\.global\.b32", text)
+    same = places(r"barrier\.red\.or\.pred", text)[0]
+    assert call < status < same < min(places(r"st\.global", text)), "threads have their own calls"
 
     text = text_of(fences, {})
     (fence,), (join,) = places(r"fence\.acq_rel\.sys", text), places(r"barrier\.sync 0;", text)

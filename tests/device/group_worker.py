@@ -59,7 +59,7 @@ def on_rank(rank: int, store: str) -> None:
         assert not window.tensor.any() and not window.signals.any()
         goes_around(window, 5)
 
-    refused("rank 1: shape=(0,)", shape=0 if rank == 1 else 4)  # all ranks get its error
+    refused("rank 1: shape=0", shape=0 if rank == 1 else 4)  # all ranks get its error
     refused("rank 0 makes a window with", signals=rank)
     refused("device=meta", device="meta")
     if not torch.cuda.is_available():

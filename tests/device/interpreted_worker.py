@@ -18,6 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.with_name("kernels")), str(HERE.parents[1] /
 
 import embedding_all_to_all
 import gemv_all_reduce
+import numpy as np
 import torch
 import triton.language as tl
 from interpreting import make_ready
@@ -346,11 +347,18 @@ def refusals() -> None:
     refused("world=0", world=0)
     refused("world=65", world=65)
     refused("every size must be 1 or more", shape=(3, 0))
-    refused("whole numbers are needed", shape="abc")
+    refused("shape=0: a whole number of 1 or more", shape=0)
+    refused("shape=True: a whole number of 1 or more", shape=True)
+    refused("shape[0]=2.7: a whole number", shape=(2.7, 3))
+    refused("shape[1]=True: a whole number", shape=(2, True))
+    refused("shape=2.5: a list of whole numbers", shape=2.5)
+    refused("shape='abc': a list of whole numbers", shape="abc")
     refused("a torch.dtype is needed", dtype="float32")
     refused("a mailbox holds float32, float16 or bfloat16", dtype=torch.int32, mailbox=True)
     refused("signals=-1", signals=-1)
     refused("timeout_s=0", timeout_s=0)
+    for shape, sizes in ((4, (4,)), (np.int64(4), (4,)), ([np.int32(2), 3], (2, 3))):
+        assert fd.local_windows(1, shape, torch.int32)[0].tensor.shape == sizes
     (window,) = fd.local_windows(1, 4, torch.int32)
     with window:
         assert window.table.dtype == torch.int64

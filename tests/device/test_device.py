@@ -17,7 +17,7 @@ INTERPRETED = (
     ("worker", "subjects", "interpret"),
     [
         *(("interpreted_worker.py", subjects, "1") for subjects in INTERPRETED),
-        ("compiled_worker.py", "order widths examples refusals", "0"),
+        ("compiled_worker.py", "order widths examples following refusals", "0"),
         ("group_worker.py", "", "1"),
     ],
 )
