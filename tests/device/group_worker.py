@@ -54,9 +54,11 @@ def on_rank(rank: int, store: str) -> None:
     with ficco.window((9, 10), torch.float32, signals=2) as window:
         assert (window.rank, window.world) == (rank, WORLD)
         assert not window.tensor.any() and not window.signals.any()
+        dist.barrier()  # peers may store from now on
         goes_around(window, 5)
         window.reset()
         assert not window.tensor.any() and not window.signals.any()
+        dist.barrier()  # peers may store from now on
         goes_around(window, 5)
 
     refused("rank 1: shape=0", shape=0 if rank == 1 else 4)  # all ranks get its error

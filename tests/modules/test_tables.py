@@ -9,7 +9,7 @@ import pytest
 from ranks_of_torch import run
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("world", [1, 3, 8])
 def test_gradients_and_updates_of_tables(world: int, tmp_path: Path, torch: Any) -> None:
     run("tables_worker.py", world, tmp_path, "cpu")
 
