@@ -17,8 +17,9 @@ sys.path[:0] = [str(HERE), str(HERE.with_name("kernels")), str(HERE.parents[1] /
 
 import torch
 import torch.distributed as dist
+from forked_ranks import forked
 from interpreting import make_ready
-from small_kernels import forked, push_around
+from small_kernels import push_around
 
 import ficco
 from ficco import device as fd

@@ -21,6 +21,7 @@ import gemv_all_reduce
 import numpy as np
 import torch
 import triton.language as tl
+from forked_ranks import forked
 from interpreting import make_ready
 from small_kernels import (
     DTYPES,
@@ -28,7 +29,6 @@ from small_kernels import (
     compare,
     delayed_sum,
     exchange,
-    forked,
     pull_around,
     push_around,
 )

@@ -1,10 +1,6 @@
-"""Kernels of the tests of ficco.device, and processes that run them as ranks."""
+"""Kernels of the tests of ficco.device."""
 
 from __future__ import annotations
-
-import os
-import traceback
-from collections.abc import Callable
 
 import torch
 import triton
@@ -14,24 +10,7 @@ from ficco import device as fd
 
 # ruff: noqa: N803 (constants of kernels are in capitals)
 
-__all__ = ["all_meet", "compare", "delayed_sum", "exchange", "forked", "pull_around", "push_around"]
-
-
-def forked(world: int, rank_calls: Callable[[int], object]) -> None:
-    """Run a function on every rank, in a process each."""
-    found = []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            try:
-                rank_calls(rank)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        found.append(child)
-    codes = [os.waitpid(child, 0)[1] for child in found]
-    assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
+__all__ = ["all_meet", "compare", "delayed_sum", "exchange", "pull_around", "push_around"]
 
 
 @triton.jit

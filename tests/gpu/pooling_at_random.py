@@ -133,8 +133,6 @@ class Player:
     def step(self) -> None:
         """Make a call a few times, each with other lookups; then perhaps capture, or replay."""
         problem, schedule = self.fate.choice(self.problems), self.fate.choice(SCHEDULES)
-        if max(problem.counts) > 32:
-            schedule = "auto"
         for _ in range(self.fate.choice((1, 3, 6))):
             lookups = self.lookups(problem)
             self._delay()

@@ -7,12 +7,10 @@ python all_reduce_worker.py shares|assembly
 from __future__ import annotations
 
 import mmap
-import os
 import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,6 +20,7 @@ import numpy as np
 import torch
 import triton
 from compiling import compiled, on_gpu
+from forked_ranks import forked
 from interpreting import make_ready
 from triton.compiler.errors import CompilationError
 
@@ -61,23 +60,6 @@ DRAWN = (
 )
 SAW = rf"setp\.ne\.u32 other, %r\d+, %r\d+;{THEN}barrier\.red\.or\.pred other, 0, other;"
 ENTERED = signal_place(Signal(0, "entered", 0))
-
-
-def forked(world: int, rank_calls: Callable[[int], object]) -> None:
-    """Run a function on every rank, in a process each."""
-    found = []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            try:
-                rank_calls(rank)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        found.append(child)
-    codes = [os.waitpid(child, 0)[1] for child in found]
-    assert codes == [0] * len(codes), f"ranks went wrong: {codes}"
 
 
 class Mailboxes:

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, forked, places, refused
+from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, places, refused
+from changed_plans import changed_plans
 from compiling import compiled
+from forked_ranks import forked
 from interpreting import make_ready
 
 from ficco.errors import InputError, PlanError
@@ -235,13 +237,8 @@ def refusals() -> None:
 
 def _every_change_is_refused(plan: Any) -> None:
     """A step that is missing, or behind the next one, is no longer what the kernel does."""
-    for at in range(len(plan.steps)):
-        pair = plan.steps[at : at + 2]
-        swapped = (*plan.steps[:at], *pair[::-1], *plan.steps[at + 2 :])
-        for steps in (plan.steps[:at] + plan.steps[at + 1 :], swapped):
-            if steps != plan.steps:
-                changed = plan._replace(steps=steps)
-                refused(PlanError, "step", lambda changed=changed: table_of(changed))
+    for changed in changed_plans(plan):
+        refused(PlanError, "step", lambda changed=changed: table_of(changed))
 
 
 def assembly() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, places, refused
+from changed_plans import changed_plans
 from compiling import compiled
 from gather_worker import COPY, DATA, FREE, Windows
 from interpreting import make_ready
@@ -185,13 +186,8 @@ def refusals() -> None:
 
 def _every_change_is_refused(plan: Any) -> None:
     """A step that is missing, or behind the next one, is no longer what the kernel does."""
-    for at in range(len(plan.steps)):
-        pair = plan.steps[at : at + 2]
-        swapped = (*plan.steps[:at], *pair[::-1], *plan.steps[at + 2 :])
-        for steps in (plan.steps[:at] + plan.steps[at + 1 :], swapped):
-            if steps != plan.steps:
-                changed = plan._replace(steps=steps)
-                refused(PlanError, "step", lambda changed=changed: table_of(changed))
+    for changed in changed_plans(plan):
+        refused(PlanError, "step", lambda changed=changed: table_of(changed))
 
 
 def assembly() -> None:
