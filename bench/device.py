@@ -13,15 +13,15 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from comparing.device_cases import EMBEDDINGS, PRODUCTS, Embedding, Product
 from few_rows import ROUNDS, measure
+from on_ranks import FOUND, keep, measured
 
-from ficco.measuring.launching import NO_MULTICAST, Rendezvous, run_ranks
+from ficco.measuring.launching import Rendezvous
 
 
 def rank_main(folder: Path, seconds: float) -> int:
@@ -51,9 +51,9 @@ def rank_main(folder: Path, seconds: float) -> int:
         del case
         torch.cuda.empty_cache()
         if rank == 0:
-            (folder / "found.json").write_text(json.dumps({**found, "left_out": left}))
+            (folder / FOUND).write_text(json.dumps({**found, "left_out": left}))
     if rank == 0:
-        (folder / "found.json").write_text(json.dumps({**found, "left_out": left}))
+        (folder / FOUND).write_text(json.dumps({**found, "left_out": left}))
     rendezvous.gather()
     os._exit(0)
 
@@ -84,31 +84,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.rank_of:
         return rank_main(Path(args.rank_of), args.seconds)
-    with tempfile.TemporaryDirectory(prefix="device") as name:
-        folder = Path(name)
-        command = [__file__, "--gpus", str(args.gpus), "--rank-of", name]
-        command += ["--seconds", str(args.seconds)]
-        reason = run_ranks(command, args.gpus, folder, args.seconds + 90.0, lambda: None)
-        if not (folder / "found.json").exists():
-            print(reason, file=sys.stderr)
-            return 1
-        measured = json.loads((folder / "found.json").read_text())
-    from naming import machine_name
-    from record import gpus, surroundings
-
-    found, about = surroundings(), gpus()
-    found["versions"] |= about.pop("more")
-    document = {
-        "bench": "device", **found, **about, "world": args.gpus, "environment": NO_MULTICAST,
+    found = measured(__file__, sys.argv[1:], args.gpus, args.seconds)
+    fields = {
         "how": f"captured, us a call of the slowest rank, {ROUNDS} interleaved replays",
-        "example_over_one_shot_sm": ratios(measured["products"], ("one_shot_sm",)),
-        "example_over_best_embedding": ratios(measured["embeddings"], ("serial", "pool_sm")),
-        **measured,
-    }  # fmt: skip
-    Path(args.out).mkdir(parents=True, exist_ok=True)
-    path = Path(args.out, f"device_{machine_name(document)}.json")
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    for case in (*measured["products"], *measured["embeddings"]):
+        "example_over_one_shot_sm": ratios(found["products"], ("one_shot_sm",)),
+        "example_over_best_embedding": ratios(found["embeddings"], ("serial", "pool_sm")),
+        **found,
+    }
+    document = keep("device", "device", args.gpus, fields, args.out)
+    for case in (*found["products"], *found["embeddings"]):
         us = {way: round(each["median"], 1) for way, each in case["us"].items()}
         sizes = {name: value for name, value in case.items() if isinstance(value, int)}
         print(sizes, us, case["refused"] or "")

@@ -23,14 +23,14 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from record import spread, surroundings
+from on_ranks import FOUND, keep, measured
+from record import spread
 
-from ficco.measuring.launching import NO_MULTICAST, Rendezvous, run_ranks
+from ficco.measuring.launching import Rendezvous
 
 ROUNDS = 15
 WAYS = ("pool_sm", "auto", "pool_nccl", "torch_nccl", "pool")
@@ -105,7 +105,7 @@ def rank_main(folder: Path, options: argparse.Namespace) -> int:
         case = Case(tables.of(dtype, rows, dim), batch, pooling, rank, world)
         cases.append(about | {"sent_bytes": case.sent_bytes} | measure(case, rendezvous))
         if rank == 0:
-            (folder / "found.json").write_text(json.dumps({"cases": cases, "left_out": left}))
+            (folder / FOUND).write_text(json.dumps({"cases": cases, "left_out": left}))
     rendezvous.gather()
     os._exit(0)
 
@@ -140,28 +140,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.rank_of:
         return rank_main(Path(args.rank_of), args)
-    with tempfile.TemporaryDirectory(prefix="embedding") as name:
-        folder = Path(name)
-        command = [__file__, *sys.argv[1:], "--rank-of", name]
-        reason = run_ranks(command, args.gpus, folder, args.seconds + 90.0, lambda: None)
-        if not (folder / "found.json").exists():
-            print(reason, file=sys.stderr)
-            return 1
-        measured = json.loads((folder / "found.json").read_text())
-    from naming import machine_name
-    from record import gpus
-
-    found, about = surroundings(), gpus()
-    found["versions"] |= about.pop("more")
-    document = {
-        "bench": "embedding", **found, **about, "world": args.gpus, "environment": NO_MULTICAST,
-        "how": f"captured, us a call of the slowest rank, {ROUNDS} interleaved replays",
-        "summary": summed_up(measured["cases"]), **measured,
-    }  # fmt: skip
-    Path(args.out).mkdir(parents=True, exist_ok=True)
-    path = Path(args.out, f"embedding_{machine_name(document)}.json")
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    for case in measured["cases"]:
+    found = measured(__file__, sys.argv[1:], args.gpus, args.seconds)
+    how = f"captured, us a call of the slowest rank, {ROUNDS} interleaved replays"
+    fields = {"how": how, "summary": summed_up(found["cases"]), **found}
+    document = keep("embedding", "embedding", args.gpus, fields, args.out)
+    for case in found["cases"]:
         us = [
             f"{case['us'][way]['median']:8.1f}" if way in case["us"] else "       -" for way in WAYS
         ]

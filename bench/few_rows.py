@@ -15,15 +15,15 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from comparing.few_cases import CASES, Case, Kind
-from record import spread, surroundings
+from on_ranks import FOUND, keep, measured
+from record import spread
 
-from ficco.measuring.launching import NO_MULTICAST, Rendezvous, run_ranks
+from ficco.measuring.launching import Rendezvous
 
 NAMES = {"matmul_all_reduce": "few_rows", "all_gather_matmul": "few_rows_gather"}
 ROUNDS = 20
@@ -94,9 +94,9 @@ def rank_main(folder: Path, op: str, seconds: float) -> int:
             about = {"case": name, "layer": layer, "m": rows, "n": n, "k": k}
             cases.append(about | measure(case, rendezvous))
             if rank == 0:
-                (folder / "found.json").write_text(json.dumps({"cases": cases, "left_out": left}))
+                (folder / FOUND).write_text(json.dumps({"cases": cases, "left_out": left}))
     if rank == 0:
-        (folder / "found.json").write_text(json.dumps({"cases": cases, "left_out": left}))
+        (folder / FOUND).write_text(json.dumps({"cases": cases, "left_out": left}))
     rendezvous.gather()
     os._exit(0)
 
@@ -128,32 +128,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.rank_of:
         return rank_main(Path(args.rank_of), args.op, args.seconds)
-    with tempfile.TemporaryDirectory(prefix="few_rows") as name:
-        folder = Path(name)
-        command = [__file__, "--gpus", str(args.gpus), "--rank-of", name, "--op", args.op]
-        command += ["--seconds", str(args.seconds)]
-        reason = run_ranks(command, args.gpus, folder, args.seconds + 90.0, lambda: None)
-        if not (folder / "found.json").exists():
-            print(reason, file=sys.stderr)
-            return 1
-        measured = json.loads((folder / "found.json").read_text())
-    from naming import machine_name
-    from record import gpus
-
-    found, about = surroundings(), gpus()
-    found["versions"] |= about.pop("more")
-    document = {
-        "bench": "few_rows", "op": args.op, **found, **about, "world": args.gpus,
-        "environment": NO_MULTICAST,
+    found = measured(__file__, sys.argv[1:], args.gpus, args.seconds)
+    fields = {
+        "op": args.op,
         "how": f"captured, us a call of the slowest rank, {ROUNDS} interleaved replays",
-        "faster_than_best_peer": summed_up(measured["cases"], CASES[args.op].kind),
-        **measured,
-    }  # fmt: skip
-    Path(args.out).mkdir(parents=True, exist_ok=True)
-    Path(args.out, f"{NAMES[args.op]}_{machine_name(document)}.json").write_text(
-        json.dumps(document, indent=1) + "\n"
-    )
-    for case in measured["cases"]:
+        "faster_than_best_peer": summed_up(found["cases"], CASES[args.op].kind),
+        **found,
+    }
+    document = keep(NAMES[args.op], "few_rows", args.gpus, fields, args.out)
+    for case in found["cases"]:
         us = {way: round(each["median"], 1) for way, each in case["us"].items()}
         print(case["case"], us, case["refused"] or "")
     print(document["faster_than_best_peer"])
