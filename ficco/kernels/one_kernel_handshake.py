@@ -4,7 +4,8 @@ The first program of a launch is the door: only it waits until the peers' window
 peers have entered. It notifies the other programs by gates in device memory. It runs whenever any
 other program does. The last program to end releases the own window.
 
-    gates   OPEN, MET (1, or 2 for never), programs that ended, 0; all 0 between launches
+    gates   OPEN, MET (1, or 2 for never), programs that ended, and a word that the kernel may
+            use; all 0 between launches
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ __all__ = [
     "Operands", "PoolAndPush", "divisors_of", "launch_of", "pool_and_push", "prepare", "warm",
 ]  # fmt: skip
 
-# The handshake needs 64 threads. The other numbers were chosen on an H100 (bench/NOTES.md).
+# The handshake needs 64 threads. `_LOOKUPS`, the sizes of copies and `_MOST_BLOCKS` were chosen on
+# H100s (bench/NOTES.md).
 _WARPS, _THREADS = 2, 64
 _LOOKUPS = 2  # rows of each bag that a step adds
 _LEAST_COLS, _MOST_COLS, _MOST_BAGS = 16, 256, 16
@@ -50,7 +51,8 @@ _ITEMS, _MOST_BLOCKS = 24, 4  # items for each multiprocessor, if there are enou
 _LEAST_JOBS = 64
 _INT32_MAX = (1 << 31) - 1
 _LENGTHS = (8, 32)  # of the tuples of tables, which are part of a compiled kernel
-_SEND, _OWN, _COPY = range(3)
+_SEND, _OWN, _COPY = range(3)  # kinds of jobs
+_FIELDS = 10  # of a job; see the kernel
 
 
 class PoolAndPush(NamedTuple):
@@ -127,7 +129,7 @@ def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
         cols=cols,
         blocks=blocks,
         places=arrays.place(numbers, "int64"),
-        jobs=arrays.place(jobs or [[0] * 10], "int32"),
+        jobs=arrays.place(jobs or [[0] * _FIELDS], "int32"),
         counts=arrays.place([0] * (table.world * SIGNALS["data"]), "int32"),
         gates=arrays.place([0] * GATES, "int32"),
         copy_places=len(numbers[0]),

@@ -55,10 +55,10 @@ _SIGNAL = tl.constexpr(9)  # index of its signal among a writer's
 _FIELDS = tl.constexpr(10)
 _SEND, _COPY = tl.constexpr(0), tl.constexpr(2)
 _MOVES = tl.constexpr(MOVES)
-# The gate with 1 + the place of a word that did not arrive. The status word is in the host's
-# memory, which takes too long to read for each program.
+# The gate that holds 1 + the place of a word that did not arrive. The status word is in host
+# memory, and each read of it by a program takes about 1 us.
 _MISSED = tl.constexpr(3)
-_FAILED = tl.constexpr(1 << 30)  # added to the count of a job of which an item was not stored
+_FAILED = tl.constexpr(1 << 30)  # bit in the count of a job: an item was not stored
 
 
 @triton.jit
