@@ -21,8 +21,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
-    "ALL_REDUCE", "GATED", "GATHER", "KERNELS", "POOL", "POOL_AND_PUSH", "POOL_TABLES", "PULL",
-    "PUSHING", "SUM", "SUMMING", "Kernel", "Parameter",
+    "ALL_REDUCE", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS", "POOL",
+    "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SUM", "SUMMING", "UPDATE_ROWS",
+    "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
 ]  # fmt: skip
 
 
@@ -160,9 +161,39 @@ POOL_AND_PUSH = _kernel(
     "WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= MOVE_ROWS:= MOVE_COLS:= EDGE:= BYTES:= ON_GPU:=",
 )
 
+LIST_LOOKUPS = _kernel(
+    "list_lookups",
+    "row_updates_kernel",
+    "keys:*i32? bags:*i32? indices:*[]? starts:*[]? begins:i64[]? counts:i64[]? firsts:i64[]? "
+    "columns:i64[]? batch:i32? across:i32? steps:i32? TILE:=",
+)
+FIND_SEGMENTS = _kernel(
+    "find_segments",
+    "row_updates_kernel",
+    "keys:*i32? order:*i64? bags:*i32? factors:*fp32? starts:*i32? counts:*i32? sorted_bags:*i32? "
+    "sorted_factors:*fp32? places:*i64? squares_at:*i64? tables:i64[]? pitches:i64[]? "
+    "firsts:i64[]? accumulators:i64[]? total:i32? TILE:= WEIGHTED:=",
+)
+_RATE = "rate:*fp32? total:i32? dim:i32?"
+_KIND = "kind:i32? has_rate:i32? rate_bits:i32? epsilon_bits:i32? TILE:="
+UPDATE_ROWS = _kernel(
+    "update_rows",
+    "row_updates_kernel",
+    "gradients:*? table:*? keys:*i32? starts:*i32? counts:*i32? sorted_bags:*i32? "
+    f"sorted_factors:*fp32? places:*i64? squares_at:*i64? carry:*fp32? {_RATE} stride:i64? {_KIND} "
+    "BAGS:= COLS:= LOOKUPS:= EDGE:= BYTES:= WEIGHTED:=",
+)
+UPDATE_SPLIT_ROWS = _kernel(
+    "update_split_rows",
+    "row_updates_kernel",
+    f"table:*? keys:*i32? counts:*i32? places:*i64? squares_at:*i64? carry:*fp32? {_RATE} {_KIND} "
+    "COLS:=",
+)
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
         GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL, POOL_TABLES, POOL_AND_PUSH,
+        LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
     )
 }  # fmt: skip

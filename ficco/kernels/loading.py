@@ -9,21 +9,23 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ficco.errors import EngineError
 from ficco.kernels import fallback, pack
-from ficco.kernels.arrays import Bulk, address, item_bytes, stride
+from ficco.kernels.arrays import Arrays, Bulk, address, item_bytes, stride
 from ficco.kernels.compiling import function_of
-from ficco.kernels.native_launch import Box, Code, Slot, described
+from ficco.kernels.native_launch import Box, Code, Pitch, Place, Slot, described
 from ficco.kernels.variants import Launch, Variant, passed, variant_of
 
-__all__ = ["code", "code_of", "enqueue", "gpu", "prepared", "warm"]
+__all__ = ["code", "code_of", "enqueue", "gpu", "prepared", "repeated", "warm"]
 
 _log = logging.getLogger("ficco")
 _lock = threading.RLock()
 _loaded: dict[tuple[int, Variant], Code] = {}
+_repeated: dict[tuple[Any, ...], _Repeated] = {}
+_MOST_REPEATED = 512
 
 
 @functools.cache
@@ -92,6 +94,70 @@ def enqueue(launch: Launch) -> None:
         prepared(launch)()
     else:
         _interpret(launch)
+
+
+def repeated(
+    key: tuple[Any, ...],
+    launch: Callable[[], Launch],
+    pointers: Sequence[Any],
+    numbers: Mapping[str, int],
+    arrays: Arrays,
+) -> Callable[[], None]:
+    """Return a function that enqueues a launch, from one described before if there is one.
+
+    Args:
+        key: what the launch depends on, besides `pointers`, `numbers` and the device.
+        launch: returns the launch.
+        pointers: the arrays of all pointers, in the order of `variants.passed`, which names them.
+        numbers: arguments that may differ in launches of one key, by those names.
+        arrays: the array library.
+
+    Raises:
+        EngineError, GpuError: see `code`.
+    """
+    if not arrays.on_gpu:
+        return functools.partial(_interpret, launch())
+    key = (arrays.device, *key)
+    known = _repeated.get(key)
+    if known is None:
+        first = launch()
+        try:
+            known = _Repeated(first, code(first), numbers)
+        except fallback.ByTriton as reason:
+            _warn(str(reason))
+            return _by_triton(first)
+        if len(_repeated) >= _MOST_REPEATED:
+            _repeated.clear()
+        _repeated[key] = known
+    values = [0] * len(pointers) + list(numbers.values())
+    addresses = [address(each) for each in pointers] + [0] * len(numbers)
+    return functools.partial(known.run, addresses, values, arrays)
+
+
+class _Repeated:
+    """A launch that native code enqueues with other addresses and numbers each time."""
+
+    def __init__(self, launch: Launch, kernel: Code, numbers: Mapping[str, int]) -> None:
+        from ficco import _native
+
+        pointers = [each.name for each in kernel.parameters if each.type.startswith("*")]
+        places: dict[str, Place] = {name: Slot(i) for i, name in enumerate(pointers)}
+        places |= {name: Pitch(i, 1) for i, name in enumerate(numbers, len(pointers))}
+        spec = described(kernel, launch.grid, launch.arguments, places, launch.chained)
+        self._kept = (kernel, spec)
+        device, _ = launch.arrays.current()
+        self._call = _native.GpuCall(gpu(device), spec.native, len(places))
+        self._lock = threading.Lock()  # native code writes the parameters to one place
+
+    def run(self, addresses: list[int], values: list[int], arrays: Arrays) -> None:
+        """Enqueue the launch on the current stream.
+
+        Raises:
+            GpuError: the driver refuses the launch.
+        """
+        _, stream = arrays.current()
+        with self._lock:
+            self._call.run(addresses, values, stream)
 
 
 def warm(launch: Launch, changes: Mapping[str, Any]) -> None:

@@ -21,9 +21,11 @@ from ficco.errors import InputError
 from ficco.lowering.cutting import is_edged
 from ficco.modules import groups, operators
 from ficco.modules.auto import AUTO
+from ficco.modules.dense_tables import begin_dense, begin_sparse
 from ficco.modules.error_context import current_layer, naming
 from ficco.modules.routes import is_observed, perform
-from ficco.modules.table_gradients import Lookups, packed, select_tables
+from ficco.modules.sorted_rows import Looked
+from ficco.modules.table_gradients import packed
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import DisableAutocast
 from ficco.registry import Function, Kept
@@ -161,6 +163,7 @@ class Gradients:
         heights: Sequence[int],
         needs: Sequence[bool],
         sparse: bool,
+        like: Tensor,
     ) -> tuple[Tensor, list[Maybe]]:
         """Return the gradients of bags, and those of this rank's tables.
 
@@ -171,19 +174,18 @@ class Gradients:
             heights: rows of each table.
             needs: per table, whether its gradient is needed.
             sparse: whether gradients are sparse COO tensors.
+            like: [any, dimension], of the dtype and device of dense gradients.
         """
         places = [i for i, needed in enumerate(needs) if needed]
         if not places:
             return arriving(), [None] * len(needs)
-        lookups = Lookups(
-            [indices[i] for i in places],
-            [starts[i] for i in places],
-            [heights[i] for i in places],
+        chosen = Looked(
+            [indices[i] for i in places], [starts[i] for i in places], places, len(needs)
         )
-        keys = None if sparse else lookups.keys()
+        own = [heights[i] for i in places]
+        finish = begin_sparse(chosen, own) if sparse else begin_dense(chosen, own, like)
         bags = arriving()
-        chosen = bags if len(places) == len(needs) else select_tables(bags, places, len(needs))
-        found = lookups.sparse(chosen) if keys is None else lookups.dense(chosen, keys)
+        found = finish(bags)
         gradients = dict(zip(places, found, strict=True))
         return bags, [gradients.get(i) for i in range(len(needs))]
 

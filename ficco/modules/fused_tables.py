@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,6 @@ from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.autograd import GRADIENTS, refuse_second
 from ficco.modules.routes import WATCHED, is_custom, perform, survey
-from ficco.modules.row_sums import RowSums
-from ficco.modules.table_gradients import Lookups
 from ficco.modules.table_optimizers import FusedOptimizer
 from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.problem import chunk_sizes
@@ -99,24 +97,26 @@ class _Pool(torch.autograd.Function):
             with DisableAutocast():
                 arriving = GRADIENTS.return_bags(dy, counts, sizes, dimension, group)
                 saved = ctx.saved_tensors
-                sums = _sums(optimizer, places, saved[: len(places)], saved[len(places) :])
-                bags = arriving()
-                if sums is not None:
-                    optimizer.update(places, sums, bags)
+                update = _begin(optimizer, places, saved[: len(places)], saved[len(places) :])
+                update(arriving())
         except Exception as error:
             groups.refuse(group, error)
             raise
         return (None,) * (5 + len(places))
 
 
-def _sums(
+def _begin(
     optimizer: FusedOptimizer,
     places: Sequence[int],
     indices: Sequence[Tensor],
     starts: Sequence[Tensor],
-) -> RowSums | None:
-    """Return the sums by row, or None if nothing was looked up."""
+) -> Callable[[Tensor], None]:
+    """Return the function of the gradients of bags that updates the rows that were looked up."""
     if not places:
-        return None
-    lookups = Lookups(indices, starts, [optimizer.tables[i].shape[0] for i in places])
-    return RowSums(lookups) if len(lookups.rows) else None
+        return _nothing
+    looked_up = starts[0].shape[0] and any(index.shape[0] for index in indices)
+    return optimizer.begin(places, indices, starts) if looked_up else _nothing
+
+
+def _nothing(_: Tensor) -> None:
+    """Update nothing: there are no lookups."""

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ficco.private.torch_core import bag_gradient
-
 __all__ = ["Lookups", "packed", "select_tables"]
 
 Tensor = torch.Tensor
@@ -85,14 +83,6 @@ class Lookups:
             keys.append(index + above)
             above += height
         return torch.cat(keys)
-
-    def dense(self, bags: Tensor, keys: Tensor) -> list[Tensor]:
-        """Return the gradients [height, dimension] of the tables, in the dtype of `bags`."""
-        sums = bags if bags.is_cuda else bags.float()  # on GPUs PyTorch adds up in float32
-        unused = keys.new_empty(0)  # only for modes mean and max
-        height = sum(self.heights)
-        whole = bag_gradient(sums, keys, self.rows, unused, unused, height, False, 0, None, -1)
-        return list(torch.split(whole.to(bags.dtype), self.heights))
 
     def sparse(self, bags: Tensor) -> list[Tensor]:
         """Return the gradients of the tables as sparse COO tensors, not coalesced.

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.dtypes import DTYPES
-from ficco.errors import InputError, shown
+from ficco.errors import EngineError, InputError, shown
+from ficco.kernels import row_updates
 from ficco.modules.row_sums import RowSums
+from ficco.modules.sorted_rows import (
+    Looked,
+    Update,
+    can_update,
+    prepare_updates,
+    warn_without_kernels,
+)
+from ficco.modules.table_gradients import Lookups
 
 __all__ = ["FusedOptimizer", "FusedRowWiseAdagrad", "FusedSGD"]
 
@@ -83,14 +93,50 @@ class FusedOptimizer:
         """Return the optimizer's own tensors that an update of a table reads, by name."""
         return {"lr": self._lr} if isinstance(self._lr, Tensor) else {}
 
-    def update(self, places: Sequence[int], sums: RowSums, bags: Tensor) -> None:
-        """Update the rows that were looked up.
+    def begin(
+        self, places: Sequence[int], indices: Sequence[Tensor], starts: Sequence[Tensor]
+    ) -> Callable[[Tensor], None]:
+        """Sort the lookups, and return the function that updates the rows that were looked up.
 
         Args:
-            places: of the tables among those of the optimizer, in the order of the call.
-            sums: made from the lookups of these tables.
-            bags: gradients of bags [batch x tables, dimension].
+            places: of the tables among those of the optimizer, in the order of the call; at least
+                one.
+            indices: per table [lookups].
+            starts: per table [batch]: the first lookup of each bag.
+
+        Returns:
+            A function of the gradients of bags [batch x tables, dimension].
         """
+        tables = [self.tables[place].detach() for place in places]
+        lookups = partial(Lookups, indices, starts, [table.shape[0] for table in tables])
+        if can_update(tables):
+            looked = Looked(indices, starts, range(len(places)), len(places))
+            try:
+                change = prepare_updates(looked, tables, self._accumulators(places), self._kind)
+            except EngineError as reason:
+                warn_without_kernels(str(reason))
+            else:
+                return lambda bags: self._by_kernels(change, places, lookups, bags)
+        sums = RowSums(lookups())
+        return lambda bags: self._by_pytorch(places, sums, bags)
+
+    _kind: int  # of `row_updates`
+    eps = 0.0  # of Adagrad
+
+    def _accumulators(self, places: Sequence[int]) -> list[Tensor] | None:
+        """Return those of the tables at these places, if the optimizer has any."""
+        return None
+
+    def _by_kernels(
+        self, change: Update, places: Sequence[int], lookups: Callable[[], Lookups], bags: Tensor
+    ) -> None:
+        try:
+            change(bags, self._lr, self.eps)
+        except EngineError as reason:
+            warn_without_kernels(str(reason))
+            self._by_pytorch(places, RowSums(lookups()), bags)
+
+    def _by_pytorch(self, places: Sequence[int], sums: RowSums, bags: Tensor) -> None:
         rows = torch.split(sums.rows, sums.sizes)
         changes = torch.split(self._changes(places, rows, sums, bags), sums.sizes)
         for place, chosen, change in zip(places, rows, changes, strict=True):
@@ -100,9 +146,13 @@ class FusedOptimizer:
     def _changes(
         self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
     ) -> Tensor:
-        """Return what is added to the rows [slots, dimension]; arguments as of `update`.
+        """Return what is added to the rows [slots, dimension].
 
-        rows: of each table, [slots].
+        Args:
+            places: as of `begin`.
+            rows: of each table, [slots].
+            sums: made from the lookups.
+            bags: gradients of bags [batch x tables, dimension].
         """
         raise NotImplementedError
 
@@ -133,6 +183,8 @@ class FusedSGD(FusedOptimizer):
         >>> table[:3, 0].tolist(), table.grad
         ([1.0, 0.5, 0.0], None)
     """
+
+    _kind = row_updates.SGD
 
     def _changes(
         self, places: Sequence[int], rows: Sequence[Tensor], sums: RowSums, bags: Tensor
@@ -170,6 +222,8 @@ class FusedRowWiseAdagrad(FusedOptimizer):
         [0.0, 1.0, 4.0]
     """
 
+    _kind = row_updates.ADAGRAD
+
     def __init__(
         self,
         tables: Iterable[Tensor],
@@ -190,6 +244,9 @@ class FusedRowWiseAdagrad(FusedOptimizer):
             torch.full((table.shape[0],), begin, dtype=torch.float32, device=table.device)
             for table in self.tables
         ]
+
+    def _accumulators(self, places: Sequence[int]) -> list[Tensor] | None:
+        return [self.accumulators[place] for place in places]
 
     def _tensors_of(self, place: int) -> dict[str, Tensor]:
         return {**super()._tensors_of(place), f"accumulators[{place}]": self.accumulators[place]}

@@ -398,6 +398,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         [shape[0] for shape in kept.shapes[:count]],
         kept.needs[:count],
         sparse,
+        dys[0].new_empty((0, kept.shapes[-1][-1])),
     )
     gradients += [None] * (len(kept.shapes) - count)
     if kept.needs[-1]:

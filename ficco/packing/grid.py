@@ -21,8 +21,8 @@ from ficco.engines.wanted import (
     matrix,
     whole_launch,
 )
-from ficco.kernels import pooled_tables, pooling, summing
-from ficco.kernels.arrays import Described
+from ficco.kernels import pooled_tables, pooling, row_updates, summing
+from ficco.kernels.arrays import Arrays, Described
 from ficco.kernels.pooled_tables import PooledTable
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.lowering import lower_rank
@@ -105,6 +105,7 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
         yield from _sums(kernels, dtype)
         yield from _pools(kernels, dtype)
         yield from _pools_of_tables(kernels, dtype)
+        yield from _row_updates(kernels, dtype)
         for world in coverage.worlds:
             yield from _pools_and_pushes(kernels, world, dtype)
     for dtype in coverage.few:
@@ -261,3 +262,34 @@ def _pools_of_tables(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
             table = PooledTable(matrix(64, dim, dtype), numbers, numbers, weights)
             pooled = pooled_tables.prepare([table], arrays=kernels.arrays())
             yield pooled_tables.launch_of(pooled, (0, 8), matrix(8, dim, dtype))
+
+
+def _row_updates(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
+    """Yield updates of table rows, for few and for many tables."""
+    arrays = kernels.arrays()
+    for tables in (4, 12):
+        for index_dtype in ("int64", "int32"):
+            numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
+            lists = [row_updates.TableLookups(numbers, numbers, 64 * i, i) for i in range(tables)]
+            keys = arrays.empty(64 * tables, "int32")
+            yield row_updates.list_launch(lists, 8, tables, keys, keys, arrays)
+        for weighted in (False, True):
+            yield row_updates.find_launch(
+                _segments(arrays, tables, matrix(64, 64, dtype), weighted)
+            )
+    for cols in _POOLED:
+        for weighted, dim in ((False, cols), (True, cols), (False, cols - 3)):
+            rows = matrix(64, dim, dtype)
+            found = _segments(arrays, 1, rows, weighted)
+            carry = arrays.empty(1, "float32")
+            yield from row_updates.update_launches(found, rows, row_updates.SGD, 0.1, 0.0, carry)
+
+
+def _segments(arrays: Arrays, tables: int, rows: Described, weighted: bool) -> row_updates.Segments:
+    numbers, wide = arrays.empty(64, "int32"), arrays.empty(64, "int64")
+    factors = arrays.empty(64, "float32")
+    lookups = row_updates.SortedLookups(numbers, wide, numbers, factors if weighted else None)
+    targets = tuple([row_updates.Target(rows, 64 * i) for i in range(tables)])
+    return row_updates.Segments(
+        lookups, targets, numbers, numbers, numbers, factors, wide, wide, arrays
+    )

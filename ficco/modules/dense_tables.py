@@ -1,0 +1,87 @@
+"""Gradients of embedding tables: dense by ficco's kernels on GPUs, or by PyTorch; or sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ficco.errors import EngineError
+from ficco.kernels import row_updates
+from ficco.modules.routes import is_observed
+from ficco.modules.sorted_rows import (
+    Looked,
+    Update,
+    can_update,
+    prepare_updates,
+    warn_without_kernels,
+)
+from ficco.modules.table_gradients import Lookups, select_tables
+from ficco.private.torch_core import bag_gradient
+
+__all__ = ["begin_dense"]
+
+Tensor = torch.Tensor
+
+
+def begin_dense(
+    looked: Looked, heights: Sequence[int], like: Tensor
+) -> Callable[[Tensor], list[Tensor]]:
+    """Sort the lookups, and return the function that computes dense gradients.
+
+    Args:
+        looked: the lookups of the tables that need a gradient.
+        heights: rows of each of them.
+        like: [any, dimension], of the dtype and device of the gradients.
+
+    Returns:
+        A function of the gradients of bags [batch x all tables, dimension], which returns the
+        gradients [height, dimension] of the tables.
+    """
+    if can_update([like]) and like.shape[1] and not is_observed():
+        whole = like.new_zeros((sum(heights), like.shape[1]))
+        tables = list(torch.split(whole, list(heights)))
+        try:
+            store = prepare_updates(looked, tables, None, row_updates.STORE)
+        except EngineError as reason:
+            warn_without_kernels(str(reason))
+        else:
+            return lambda bags: _stored(store, tables, looked, bags)
+    lookups = Lookups(looked.indices, looked.starts, heights)
+    keys = lookups.keys()
+    return lambda bags: _by_pytorch(lookups, keys, _of(looked, bags))
+
+
+def begin_sparse(looked: Looked, heights: Sequence[int]) -> Callable[[Tensor], list[Tensor]]:
+    """Join the lookups, and return the function that computes sparse gradients.
+
+    Arguments and result are those of `begin_dense`; the gradients are sparse COO tensors, not
+    coalesced. A lookup is an index, and its values are the gradient of its bag.
+    """
+    lookups = Lookups(looked.indices, looked.starts, heights)
+    return lambda bags: lookups.sparse(_of(looked, bags))
+
+
+def _stored(store: Update, tables: list[Tensor], looked: Looked, bags: Tensor) -> list[Tensor]:
+    try:
+        store(bags, 0.0, 0.0)
+    except EngineError as reason:
+        warn_without_kernels(str(reason))
+        lookups = Lookups(looked.indices, looked.starts, [len(table) for table in tables])
+        return _by_pytorch(lookups, lookups.keys(), _of(looked, bags))
+    return tables
+
+
+def _of(looked: Looked, bags: Tensor) -> Tensor:
+    """Return the gradients of the bags of the tables that need a gradient."""
+    if len(looked.columns) == looked.across:
+        return bags
+    return select_tables(bags, looked.columns, looked.across)
+
+
+def _by_pytorch(lookups: Lookups, keys: Tensor, bags: Tensor) -> list[Tensor]:
+    sums = bags if bags.is_cuda else bags.float()  # on GPUs PyTorch adds up in float32
+    unused = keys.new_empty(0)  # only for modes mean and max
+    height = sum(lookups.heights)
+    whole = bag_gradient(sums, keys, lookups.rows, unused, unused, height, False, 0, None, -1)
+    return list(torch.split(whole.to(bags.dtype), lookups.heights))

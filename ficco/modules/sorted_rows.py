@@ -1,0 +1,124 @@
+"""Rows of tables that were looked up, sorted on a GPU, and updates of them by ficco's kernels.
+
+`row_sums` and `table_gradients` do the same with PyTorch's functions, on CPUs and where there are
+no such kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ficco.kernels import row_updates
+from ficco.kernels.arrays import library_of
+
+__all__ = ["Looked", "can_update", "prepare_updates", "warn_without_kernels"]
+
+Tensor = torch.Tensor
+Update = Callable[[Tensor, float | Tensor, float], None]
+
+_MOST_KEYS = torch.iinfo(torch.int32).max
+_log = logging.getLogger("ficco")
+
+
+class Looked(NamedTuple):
+    """The lookups of some of a call's tables.
+
+    Attributes:
+        indices: per table [lookups].
+        starts: per table [batch]: the first lookup of each bag.
+        columns: per table, its place among all tables of the gradients of bags.
+        across: number of all tables of the gradients of bags.
+    """
+
+    indices: Sequence[Tensor]
+    starts: Sequence[Tensor]
+    columns: Sequence[int]
+    across: int
+
+
+@functools.cache
+def warn_without_kernels(reason: str) -> None:
+    """Log once why PyTorch adds up the gradients of rows."""
+    _log.warning("PyTorch adds up gradients of table rows, which takes longer: %s", reason)
+
+
+def can_update(tables: Sequence[Tensor]) -> bool:
+    """Return whether the kernels can update the rows of these tables."""
+    return all(table.is_cuda and table.stride(1) == 1 for table in tables)
+
+
+def prepare_updates(
+    looked: Looked, tables: Sequence[Tensor], accumulators: Sequence[Tensor] | None, kind: int
+) -> Update:
+    """Sort the lookups; return a function that updates the tables.
+
+    Args:
+        looked: the lookups of the tables.
+        tables: see `can_update`; at least one.
+        accumulators: per table, of Adagrad; None for other kinds.
+        kind: of `row_updates.update`.
+
+    Returns:
+        A function of the gradients of bags [batch x all tables, dimension], the learning rate, and
+        Adagrad's epsilon. It raises EngineError as below, before it changes a table.
+
+    Raises:
+        EngineError: a kernel is not in the pack and cannot be compiled, or there are too many rows,
+            lookups or bags.
+    """
+    found = [
+        segments
+        for first, last in _groups([table.shape[0] for table in tables])
+        if (segments := _segments(looked, tables, accumulators, range(first, last)))
+    ]
+
+    def update(bags: Tensor, rate: float | Tensor, epsilon: float) -> None:
+        given = rate.float() if isinstance(rate, Tensor) else rate
+        updates = [row_updates.update(each, bags, kind, given, epsilon) for each in found]
+        for enqueue in updates:
+            enqueue()
+        torch.autograd.graph.increment_version([*tables, *(accumulators or ())])
+
+    return update
+
+
+def _groups(heights: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first table and the one past the last of each group that a launch takes."""
+    first, rows = 0, 0
+    for i, height in enumerate(heights):
+        if i > first and (i - first == row_updates.MOST_TABLES or rows + height > _MOST_KEYS):
+            yield first, i
+            first, rows = i, 0
+        rows += height
+    yield first, len(heights)
+
+
+def _segments(
+    looked: Looked,
+    tables: Sequence[Tensor],
+    accumulators: Sequence[Tensor] | None,
+    chosen: range,
+) -> row_updates.Segments | None:
+    """Sort the lookups of some tables by row; None if there are none."""
+    arrays = library_of(tables[0].device)
+    lists, targets, first = [], [], 0
+    for i in chosen:
+        lists.append(
+            row_updates.TableLookups(looked.indices[i], looked.starts[i], first, looked.columns[i])
+        )
+        totals = None if accumulators is None else accumulators[i]
+        targets.append(row_updates.Target(tables[i].detach(), first, totals))
+        first += tables[i].shape[0]
+    batch = looked.starts[0].shape[0]
+    if not batch or not any(each.indices.shape[0] for each in lists):
+        return None
+    keys, bags = row_updates.list_lookups(lists, batch, looked.across, arrays)
+    ordered, order = torch.sort(keys, stable=True)
+    return row_updates.find_segments(
+        row_updates.SortedLookups(ordered, order, bags), targets, arrays
+    )
