@@ -39,29 +39,27 @@ def embedding_all_to_all(  # noqa: PLR0913
         for turn in tl.static_range(1, WORLD + 1):
             live = (call >= 0).to(tl.int32)  # 0: an earlier call has failed
             fd.signal(entered + rank, live, "set", (rank + turn) % WORLD, window)
-    lookup, col = tl.arange(0, LOOKUPS), tl.arange(0, COLS)
+    col = tl.arange(0, COLS)[None, :]
     for turn in tl.static_range(1, WORLD + 1):  # the own part last
         peer = (rank + turn) % WORLD
         free = fd.wait(entered + peer, "eq", 1, window)
         target = fd.remote_ptr(result, peer, window)
         for item in tl.range(program, TABLES * tl.cdiv(bags, BAGS), tl.num_programs(0)):
             table, bag = item % TABLES, (item // TABLES) * BAGS + tl.arange(0, BAGS)
-            at = indices + tl.cast(table * WORLD + peer, tl.int64) * bags * lookups
-            at += bag[:, None] * lookups + lookup[None, :]
-            source = tables + tl.cast(table, tl.int64) * rows * dim + col[None, None, :]
-            in_bag = (bag < bags)[:, None]
-            row = tl.load(at, in_bag & (lookup < lookups)[None, :], 0)
+            at = indices + tl.cast(table * WORLD + peer, tl.int64) * bags * lookups + bag * lookups
+            source = tables + tl.cast(table, tl.int64) * rows * dim + col
+            in_bag = bag < bags
+            inside = in_bag[:, None] & (col < dim)
             total = tl.zeros((BAGS, COLS), tl.float32)
             for begin in tl.range(0, lookups, LOOKUPS):
-                known = in_bag & (lookup < lookups - begin)[None, :]
-                inside = known[:, :, None] & (col < dim)[None, None, :]
-                found = tl.load(source + row.to(tl.int64)[:, :, None] * dim, inside, 0)
-                following = in_bag & (lookup < lookups - begin - LOOKUPS)[None, :]
-                row = tl.load(at + begin + LOOKUPS, following, 0)  # ahead of its use
-                total += tl.sum(found.to(tl.float32), 1)
+                for i in tl.static_range(LOOKUPS):  # these loads are in flight at the same time
+                    known = begin + i < lookups
+                    row = tl.load(at + begin + i, in_bag & known, 0).to(tl.int64)
+                    found = tl.load(source + row[:, None] * dim, inside & known, 0)
+                    total += found.to(tl.float32)
             place = (bag.to(tl.int64)[:, None] * WORLD + rank) * TABLES + table
-            wanted = in_bag & (col < dim)[None, :] & (free != 0)
-            tl.store(target + place * dim + col[None, :], total.to(result.dtype.element_ty), wanted)
+            wanted = inside & (free != 0)
+            tl.store(target + place * dim + col, total.to(result.dtype.element_ty), wanted)
         fd.signal(signals + rank, free, "add", peer, window)
     fd.end_call(call, window)
     if program == tl.num_programs(0) - 1:  # no program waits for a later one, which may not run yet
@@ -108,14 +106,14 @@ def lookup_and_exchange(tables: Tensor, indices: Tensor, window: fd.Window) -> T
     """
     (count, rows, dim), (_, batch, lookups) = tables.shape, indices.shape
     bags, cols = batch // window.world, triton.next_power_of_2(dim)
-    block = max(1, min(8, 512 // cols))
+    block = max(1, min(16, 1024 // cols))
     most = 3
     if tables.is_cuda:  # as many programs as are resident at the same time
-        most = 4 * torch.cuda.get_device_properties(tables.device).multi_processor_count
+        most = 8 * torch.cuda.get_device_properties(tables.device).multi_processor_count
     programs = min(most, count * triton.cdiv(bags, block))
     embedding_all_to_all[programs,](
         tables, indices, window.tensor, window.signals, window.table, rows, bags, lookups, dim,
-        count, window.world, block, min(16, triton.next_power_of_2(lookups)), cols,
+        count, window.world, block, min(8, triton.next_power_of_2(lookups)), cols,
     )  # fmt: skip
     return window.tensor.view(bags, -1)
 
