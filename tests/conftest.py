@@ -58,6 +58,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if Path("/dev/nvidiactl").exists() else 2 * len(os.sched_getaffinity(0))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that run alone first: later they would wait for long tests, and hold up the rest."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let a test that is marked `alone` wait until the others have ended, and hold them up.
