@@ -59,7 +59,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests that run alone first: later they would wait for long tests, and hold up the rest."""
+    """Put tests that run alone first: later they would wait for long ones, and hold up the rest."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
