@@ -102,7 +102,11 @@ def _native_lanes(program: Program) -> dict[str, int]:
     """Number the lanes that get a stream or a thread; lanes with launches are the caller's lane."""
     if program.target.in_order:
         return {}
-    computing = {entry.lane for entry in program.entries if isinstance(entry, Launch)}
+    computing = {
+        entry.lane
+        for entry in program.entries
+        if isinstance(entry, Launch) or (isinstance(entry, Wait) and entry.how == "kernel")
+    }
     lanes: dict[str, int] = {}
     for entry in program.entries:
         if entry.lane not in computing:
@@ -181,7 +185,7 @@ class _Encoder:
                 if entry.raises:
                     self._signals(lane, _RAISE, i, entry.raises, how)
             elif isinstance(entry, Wait):
-                self._signals(lane, _WAIT, i, entry.signals)
+                self._signals(lane, _WAIT, i, entry.signals, _HOW[entry.how])
             elif isinstance(entry, Exchange):
                 raise EngineError(f"entry {entry.id!r}: the engines run no collectives")
             else:

@@ -68,7 +68,11 @@ class SignalWrite(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A wait for all of the signals; `how` is "stream" or "thread"."""
+    """A wait for all of the signals.
+
+    `how` is "thread"; "stream": memory operations of the lane's stream; or "kernel": one kernel on
+    the caller's stream.
+    """
 
     id: str
     lane: str

@@ -34,6 +34,9 @@ class Target(NamedTuple):
             stream writes to are raised by 4-byte copies.
         store_from: on the caller's stream, the fewest signals that one kernel stores, instead of
             the stream; 0: there is no such kernel.
+        wait: how a device waits for signals: "stream": a memory operation of a lane's stream; or
+            "kernel": a kernel of one block on the caller's stream, which gives up in time by
+            itself. Then other lanes wait for the end of that kernel. Threads wait by themselves.
         copies_2d: whether one copy moves rows that are not adjacent. Otherwise each row is a copy.
         collectives: whether a library runs the program, with collectives in place of copies between
             ranks and signals.
@@ -45,6 +48,7 @@ class Target(NamedTuple):
     batches: bool = True
     writable: tuple[bool, ...] = ()
     store_from: int = 0
+    wait: str = "stream"
     copies_2d: bool = True
     in_order: bool = False
     collectives: bool = False

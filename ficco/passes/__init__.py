@@ -8,6 +8,7 @@ Each pass turns steps of some kinds into entries:
     gemms, sums   products -> strided batches; reductions -> sums of slots in one pass
     copies        joined boxes; single rows where a target has no 2-D copies
     signals       how a target stores signals
+    waits         how a target waits for signals, and on which lane
 
 `readback` turns a program into a plan again, for proofs.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.errors import EngineError, PlanError
-from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums
+from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums, waits
 from ficco.plan import Part, RankPlan, Step, has_mailbox
 from ficco.program import (
     Bag,
@@ -28,7 +29,6 @@ from ficco.program import (
     Program,
     Reduce,
     SignalWrite,
-    Wait,
     Work,
 )
 from ficco.target import Target
@@ -36,6 +36,7 @@ from ficco.target import Target
 __all__ = ["COMPUTE", "compile_by_step", "compile_plan"]
 
 COMPUTE = ("gemm", "reduce", "bag")
+CALLER = "caller"  # lane of waits by kernels in programs that compute nothing
 _ADJACENT = ("window", "mailbox", "workspace")  # roles of buffers whose rows are adjacent
 
 
@@ -123,7 +124,8 @@ class _Compiler:
         self.ends: dict[str, tuple[str, ...]] = {}
         self.pending: dict[str, tuple[str, ...]] = {}
         self.last: dict[str, str] = {}  # by lane: the id of its last entry
-        self.wait = "thread" if target.threads else "stream"
+        self.how = "thread" if target.threads else target.wait
+        self.caller = min(inline, default=CALLER)
         self.raises = signals.joined_raises(plan, inline, target)
         self.releases = release.ends_of(plan) if target.kernels else {}
         self.within: set[str] = {step.id for step in self.raises.values()}
@@ -147,7 +149,11 @@ class _Compiler:
             return ()
         after = self._after(step) if step.after or self.pending else ()
         made = self._made(step, after)
-        if made:
+        if made and made[-1].lane != lane:  # a wait on the caller's stream
+            ends[name] = (made[-1].id,)
+            last[made[-1].lane] = made[-1].id
+            self.pending[lane] = (*self.pending.get(lane, ()), made[-1].id)
+        elif made:
             last[lane] = made[-1].id
             ends[name] = (last[lane],)
         else:
@@ -176,7 +182,9 @@ class _Compiler:
                 "transport='collective'"
             )
         if kind == "wait":
-            return [Wait(step.id, step.lane, after, step.signals, self.wait)]
+            return waits.waited(
+                step.id, self._waiting_lane(step.lane), after, step.signals, self.how
+            )
         if kind in ("raise", "clear"):
             return self._written(step, after)
         if kind in ("copy", "local_copy"):
@@ -200,6 +208,10 @@ class _Compiler:
         if not step.parts:
             return self._launches(step.id, step, step, after)
         return self._gated(step, after) if self.target.kernels else self._by_parts(step, after)
+
+    def _waiting_lane(self, lane: str) -> str:
+        """Return the lane of a wait: kernels run on the caller's stream alone."""
+        return self.caller if self.how == "kernel" else lane
 
     def _written(self, step: Step, after: tuple[str, ...]) -> list[SignalWrite]:
         """Return a step that raises or clears signals; a kernel may also store those behind it."""
@@ -228,7 +240,7 @@ class _Compiler:
         for number, part in enumerate(step.parts):
             name = f"{step.id}[{number}]"
             if part.waits:
-                entries.append(Wait(f"{name}.wait", step.lane, after, part.waits, self.wait))
+                entries += waits.waited(f"{name}.wait", step.lane, after, part.waits, self.how)
                 after = ()
             works = self._launches(name, step, part, after)
             entries += works

@@ -319,9 +319,12 @@ class Encoder:
 
     def _wait(self, entry: Wait) -> float:
         self.last.pop(self.lane, None)
+        by_kernel = entry.how == "kernel"
+        if by_kernel:
+            self._delay(self.launch_ns)
         for signal in entry.signals:
             self.actions += (_WAIT, self.signals[signal], 0)
-        return self.host_words_ns
+        return self.host_kernel_ns if by_kernel else self.host_words_ns
 
     def _write(self, entry: SignalWrite) -> float:
         _, _, _, clears, raises, how = entry

@@ -36,11 +36,12 @@ TARGETS = {
     "signals by copies": lambda rank: cuda_target(own_signals(rank)),
     "no kernel that stores": lambda rank: cuda_target(own_signals(rank), stores=False),
     "rows by single copies": lambda rank: cuda_target()._replace(copies_2d=False),
+    "waits by kernels": lambda rank: cuda_target()._replace(wait="kernel"),
     "a library without own kernels": lambda rank: cuda_target(kernels=False),
     "a different target for each rank": lambda rank: (
         cuda_target(),
         cuda_target(own_signals(rank), stores=False),
-        cuda_target()._replace(copies_2d=False),
+        cuda_target()._replace(copies_2d=False, wait="kernel"),
     )[rank % 3],
 }
 
