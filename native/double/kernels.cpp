@@ -25,14 +25,20 @@ FunctionHandle Kernels::add(Known known, std::span<const std::size_t> bytes,
     return add(bytes, Kernel{{}, nullptr, context, known});
 }
 
-FunctionHandle Kernels::add(std::span<const std::size_t> bytes, Kernel kernel) {
+std::vector<Kernel::Parameter> Kernels::layout(std::span<const std::size_t> bytes) {
+    std::vector<Kernel::Parameter> parameters;
     std::size_t end = 0;
     for (const std::size_t size : bytes) {
         const std::size_t align = std::min(size, alignof(TensorMap));
         end = (end + align - 1) / align * align;
-        kernel.parameters.push_back({end, size});
+        parameters.push_back({end, size});
         end += size;
     }
+    return parameters;
+}
+
+FunctionHandle Kernels::add(std::span<const std::size_t> bytes, Kernel kernel) {
+    kernel.parameters = layout(bytes);
     return add(std::move(kernel));
 }
 
@@ -57,6 +63,11 @@ std::shared_ptr<Kernel> Kernels::own(FunctionHandle handle) {
 std::shared_ptr<const Kernel> Kernels::find(FunctionHandle handle) {
     const std::lock_guard lock(mutex_);
     return own(handle);
+}
+
+void Kernels::describe(FunctionHandle handle, std::span<const std::size_t> bytes) {
+    const std::lock_guard lock(mutex_);
+    own(handle)->parameters = layout(bytes);
 }
 
 void Kernels::stand_in(FunctionHandle handle, HostKernel run) {

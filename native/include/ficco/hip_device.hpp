@@ -1,4 +1,4 @@
-// The current device of a thread, and waits of the host for a stream.
+// Pointers of HIP, the current device of a thread, and waits of the host for a stream.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,8 @@
 #include "ficco/hip.hpp"
 
 namespace ficco::hip {
+
+inline void* pointer(GpuAddress address) { return reinterpret_cast<void*>(address); }
 
 // Makes a device current on the thread during its lifetime.
 class CurrentDevice {

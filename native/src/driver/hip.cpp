@@ -17,8 +17,6 @@ namespace {
 
 constexpr std::string_view kElf = "\177ELF";
 
-void* pointer(GpuAddress address) { return reinterpret_cast<void*>(address); }
-
 Properties properties(int device) {
     Properties found{};
     call<&Table::hipGetDevicePropertiesR0600>(&found, device);

@@ -8,8 +8,6 @@ namespace ficco::hip {
 
 namespace {
 
-void* pointer(GpuAddress address) { return reinterpret_cast<void*>(address); }
-
 // Clears memory of the current device.
 void clear(void* memory, std::size_t bytes) {
     struct OwnStream {
