@@ -27,6 +27,11 @@ const Library& library();
 // last error, where other libraries would find it.
 void check(Status status, const char* call);
 
+// Drops the failure of a call where nobody can be told; the thread's last error does not keep it.
+inline void forget(Status status) noexcept {
+    if (status != kSuccess) library().table.hipGetLastError();
+}
+
 // Calls a function of the table and checks its status.
 template <auto place, class... Given>
 void call(Given... given) {

@@ -87,7 +87,6 @@ struct Table {
     Status (*hipGetDevicePropertiesR0600)(Properties*, int);
     Status (*hipDeviceCanAccessPeer)(int*, int, int);
     Status (*hipDeviceGetStreamPriorityRange)(int*, int*);
-    Status (*hipMalloc)(void**, std::size_t);
     Status (*hipExtMallocWithFlags)(void**, std::size_t, unsigned);
     Status (*hipFree)(void*);
     Status (*hipHostMalloc)(void**, std::size_t, unsigned);
@@ -145,7 +144,6 @@ inline constexpr std::tuple kFunctions{
     Entry{"hipGetDevicePropertiesR0600", &Table::hipGetDevicePropertiesR0600},
     Entry{"hipDeviceCanAccessPeer", &Table::hipDeviceCanAccessPeer},
     Entry{"hipDeviceGetStreamPriorityRange", &Table::hipDeviceGetStreamPriorityRange},
-    Entry{"hipMalloc", &Table::hipMalloc},
     Entry{"hipExtMallocWithFlags", &Table::hipExtMallocWithFlags},
     Entry{"hipFree", &Table::hipFree},
     Entry{"hipHostMalloc", &Table::hipHostMalloc},

@@ -17,7 +17,7 @@ class CurrentDevice {
         call<&Table::hipGetDevice>(&before_);
         if (before_ != device) call<&Table::hipSetDevice>(device);
     }
-    ~CurrentDevice() { library().table.hipSetDevice(before_); }
+    ~CurrentDevice() { forget(library().table.hipSetDevice(before_)); }
     CurrentDevice(const CurrentDevice&) = delete;
     CurrentDevice& operator=(const CurrentDevice&) = delete;
 
@@ -29,7 +29,7 @@ class CurrentDevice {
 class Uncaptured {
   public:
     Uncaptured() { call<&Table::hipThreadExchangeStreamCaptureMode>(&mode_); }
-    ~Uncaptured() { library().table.hipThreadExchangeStreamCaptureMode(&mode_); }
+    ~Uncaptured() { forget(library().table.hipThreadExchangeStreamCaptureMode(&mode_)); }
     Uncaptured(const Uncaptured&) = delete;
     Uncaptured& operator=(const Uncaptured&) = delete;
 

@@ -196,11 +196,6 @@ class HipGpu final : public Gpu {
     }
 
   private:
-    // A failure where nobody can be told; it must not stay the thread's last error.
-    void forget(Status status) const noexcept {
-        if (status != kSuccess) table_.hipGetLastError();
-    }
-
     static inline thread_local std::vector<int> before_;  // current devices
 
     const Table& table_;

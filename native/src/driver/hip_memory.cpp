@@ -8,17 +8,14 @@ namespace ficco::hip {
 
 namespace {
 
-// Clears memory of the current device.
-void clear(void* memory, std::size_t bytes) {
-    struct OwnStream {
-        OwnStream() { call<&Table::hipStreamCreateWithPriority>(&stream, kStreamNonBlocking, 0); }
-        ~OwnStream() { library().table.hipStreamDestroy(stream); }
-        Stream stream = nullptr;
-    };
-    const OwnStream own;
-    call<&Table::hipMemsetAsync>(memory, 0, bytes, own.stream);
-    await(own.stream);
-}
+struct OwnStream {
+    OwnStream() { call<&Table::hipStreamCreateWithPriority>(&stream, kStreamNonBlocking, 0); }
+    ~OwnStream() { forget(library().table.hipStreamDestroy(stream)); }
+    OwnStream(const OwnStream&) = delete;
+    OwnStream& operator=(const OwnStream&) = delete;
+
+    Stream stream = nullptr;
+};
 
 }  // namespace
 
@@ -26,12 +23,14 @@ GpuAddress new_window_memory(int device, std::size_t bytes, WindowPart part) {
     const CurrentDevice current(device);
     const Uncaptured uncaptured;
     const unsigned flags = part == WindowPart::data ? kMemoryFineGrained : kMemoryUncached;
+    const OwnStream own;
     void* memory = nullptr;
     call<&Table::hipExtMallocWithFlags>(&memory, bytes, flags);
     try {
-        clear(memory, bytes);
+        call<&Table::hipMemsetAsync>(memory, 0, bytes, own.stream);
+        await(own.stream);
     } catch (const GpuError&) {
-        library().table.hipFree(memory);
+        forget(library().table.hipFree(memory));  // it waits for the stream, which still exists
         throw;
     }
     return reinterpret_cast<GpuAddress>(memory);
