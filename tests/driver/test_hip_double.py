@@ -160,15 +160,15 @@ def test_kernels_in_python_acquire(hip: Hip) -> None:
     source = hip.memory(1, value=7)
     seen: list[int] = []
 
-    def word_at(parameter: int) -> ctypes.c_uint32:
+    def word_of(parameter: int) -> ctypes.c_uint32:
         return ctypes.c_uint32.from_address(ctypes.c_uint64.from_address(parameter).value)
 
     def wait_and_read(parameters: list[int], _: tuple[int, ...]) -> None:
-        while word_at(parameters[1]).value == 0:
+        while word_of(parameters[1]).value == 0:
             time.sleep(0.001)
-        seen.append(word_at(parameters[0]).value)
+        seen.append(word_of(parameters[0]).value)
         assert acquire() == 0
-        seen.append(word_at(parameters[0]).value)
+        seen.append(word_of(parameters[0]).value)
 
     running, copying = hip.stream(), hip.stream()
     hip.launch(control.kernel([8, 8], wait_and_read), running, data, word)
