@@ -1,6 +1,8 @@
 // Keeping bytes apart from running kernels.
 #include "arrivals.hpp"
 
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 
@@ -10,9 +12,17 @@ namespace {
 
 thread_local std::optional<int> kernel_of;  // the device whose kernel the thread runs
 
-std::byte* at(Address address) { return reinterpret_cast<std::byte*>(address); }
-
 }  // namespace
+
+void copy_bytes(Address to, const std::byte* from, std::size_t bytes) {
+    std::uint32_t word = 0;
+    if (bytes != sizeof(word) || to % sizeof(word) != 0) {
+        std::memmove(reinterpret_cast<void*>(to), from, bytes);
+        return;
+    }
+    std::memcpy(&word, from, sizeof(word));
+    std::atomic_ref(*reinterpret_cast<std::uint32_t*>(to)).store(word, std::memory_order_release);
+}
 
 Arrivals& Arrivals::get() {
     static Arrivals& arrivals = *new Arrivals;
@@ -21,7 +31,7 @@ Arrivals& Arrivals::get() {
 
 void Arrivals::arrive_all(Device& device) {
     for (const Kept& kept : device.kept) {
-        std::memcpy(at(kept.to), kept.bytes.data(), kept.bytes.size());
+        copy_bytes(kept.to, kept.bytes.data(), kept.bytes.size());
     }
     device.kept.clear();
 }
@@ -38,7 +48,7 @@ void Arrivals::write(int device, Address to, const std::byte* from, std::size_t 
     if (on_ && target.kernels > 0) {
         target.kept.push_back({to, {from, from + bytes}});
     } else {
-        std::memmove(at(to), from, bytes);
+        copy_bytes(to, from, bytes);
     }
 }
 
@@ -47,7 +57,7 @@ void Arrivals::arrive(Address begin, std::size_t bytes) {
     for (auto& [ordinal, device] : devices_) {
         std::erase_if(device.kept, [&](const Kept& kept) {
             const bool read = kept.to < begin + bytes && begin < kept.to + kept.bytes.size();
-            if (read) std::memcpy(at(kept.to), kept.bytes.data(), kept.bytes.size());
+            if (read) copy_bytes(kept.to, kept.bytes.data(), kept.bytes.size());
             return read;
         });
     }

@@ -16,6 +16,9 @@
 
 namespace ficco::driver_double {
 
+// Copies bytes. A word arrives whole, and after what the thread has copied before.
+void copy_bytes(Address to, const std::byte* from, std::size_t bytes);
+
 class Arrivals {
   public:
     static Arrivals& get();  // lives until the process ends

@@ -64,7 +64,7 @@ void write_bytes(Address target, const std::byte* source, std::size_t bytes,
     if (to && to->on_device() && to->cached && !own_kernel) {
         Arrivals::get().write(to->device, target, source, bytes);
     } else {
-        std::memmove(reinterpret_cast<void*>(target), source, bytes);
+        copy_bytes(target, source, bytes);
     }
 }
 

@@ -38,10 +38,11 @@ constexpr std::size_t kFirst = __COUNTER__;
     static_assert(same_call<decltype(own::Table::name), decltype(::name)>, #name); \
     static_assert(std::string_view(own::name_of<&own::Table::name>()) == #name);
 // Of a name that the headers overload by a template.
-#define FICCO_PROVE_OVERLOAD(name, ...)                                                   \
-    static_assert(__COUNTER__ > kFirst);                                                  \
-    static_assert(static_cast<hipError_t (*)(__VA_ARGS__)>(&::name) != nullptr);          \
-    static_assert(same_call<decltype(own::Table::name), hipError_t(__VA_ARGS__)>, #name); \
+#define FICCO_PROVE_OVERLOAD(name, ...)                                                       \
+    static_assert(__COUNTER__ > kFirst);                                                      \
+    static_assert(std::is_same_v<decltype(static_cast<hipError_t (*)(__VA_ARGS__)>(&::name)), \
+                                 hipError_t (*)(__VA_ARGS__)>);                               \
+    static_assert(same_call<decltype(own::Table::name), hipError_t(__VA_ARGS__)>, #name);     \
     static_assert(std::string_view(own::name_of<&own::Table::name>()) == #name);
 FICCO_PROVE(hipGetErrorName)
 FICCO_PROVE(hipGetErrorString)
