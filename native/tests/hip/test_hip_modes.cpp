@@ -173,5 +173,40 @@ TEST(hip_kernels_read_old_bytes_without_an_acquire) {
     symbol<void(int)>("ficcoDoubleStale")(0);
 }
 
+std::atomic<bool> released;
+
+void wait_for_release(void**, const unsigned*) {
+    while (!released) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void read_word(void** parameters, const unsigned*) {
+    **static_cast<std::uint32_t**>(parameters[1]) = **static_cast<std::uint32_t**>(parameters[0]);
+}
+
+TEST(hip_kernels_acquire_when_they_begin) {
+    Bench bench;
+    const GpuStream other = bench.gpu->new_stream(false);
+    GpuAddress data = new_window_memory(0, 64, WindowPart::data);
+    GpuAddress result = new_window_memory(0, 64, WindowPart::words);
+    symbol<void(int)>("ficcoDoubleStale")(1);
+    released = false;
+    bench.gpu->launch({new_kernel({}, wait_for_release), {1, 1, 1}, 64, 0}, no_parameters,
+                      bench.stream);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    bench.gpu->copy(rows(data, bench.gpu->constant(7), 4), other);
+    drain(*bench.gpu, other);
+    CHECK_EQ(*reinterpret_cast<std::uint32_t*>(data), 0U);  // as a running kernel sees it
+    void* parameters[] = {&data, &result};
+    bench.gpu->launch({new_kernel({8, 8}, read_word), {1, 1, 1}, 64, 0}, parameters, other);
+    drain(*bench.gpu, other);
+    released = true;
+    drain(*bench.gpu, bench.stream);
+    symbol<void(int)>("ficcoDoubleStale")(0);
+    CHECK_EQ(bench.read(result), 7U);
+    bench.gpu->delete_stream(other);
+    delete_window_memory(0, data);
+    delete_window_memory(0, result);
+}
+
 }  // namespace
 }  // namespace ficco::hip::test
