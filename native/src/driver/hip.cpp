@@ -1,8 +1,6 @@
 // The capabilities of devices, and one device as a Gpu.
 #include "ficco/hip.hpp"
 
-#include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -23,12 +21,6 @@ Properties properties(int device) {
     return found;
 }
 
-// Streams share four hardware queues per priority unless this variable says otherwise.
-bool has_one_queue() {
-    const char* queues = std::getenv("GPU_MAX_HW_QUEUES");
-    return queues != nullptr && std::string_view(queues) == "1";
-}
-
 [[noreturn]] void refuse(const std::string& what) { throw GpuError("HIP has no " + what); }
 
 class HipGpu final : public Gpu {
@@ -44,7 +36,8 @@ class HipGpu final : public Gpu {
     std::shared_ptr<Gpu> apart() override {
         refuse("second context of a device; all its streams share the hardware queues");
     }
-    bool one_queue() const noexcept override { return one_queue_; }
+    // Each priority has hardware queues of its own (GPU_MAX_HW_QUEUES, 4 unless it is set).
+    bool one_queue() const noexcept override { return false; }
 
     GpuStream new_stream(bool urgent) override {
         Stream stream = nullptr;
@@ -201,7 +194,6 @@ class HipGpu final : public Gpu {
     const Table& table_;
     const int device_;
     const std::size_t shared_bytes_;
-    const bool one_queue_ = has_one_queue();
     int urgent_ = 0;
 };
 
