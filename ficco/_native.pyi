@@ -447,19 +447,19 @@ def cuda_capabilities(
     """
 
 class Gpu:
-    """One device, by its primary context."""
+    """One device: of NVIDIA by its primary context, or of AMD."""
 
     @property
     def no_store(self) -> str:
         """Why the kernel that stores words cannot be loaded; empty if it is loaded."""
 
     def load_code(self, code: bytes, entry: str, shared_bytes: int) -> int:
-        """Load a kernel of a cubin, and return the driver's handle, which stays valid.
+        """Load a compiled kernel, and return the driver's handle, which stays valid.
 
         It may wait for the device.
 
         Args:
-            code: a cubin for the device.
+            code: a cubin, or a code object of AMD, for the device.
             entry: name of the kernel.
             shared_bytes: dynamic shared memory of its launches.
 
@@ -503,6 +503,44 @@ class GpuCall:
 
 def open_cuda(device: int) -> Gpu:
     """Open an NVIDIA device. Raises GpuError."""
+
+def hip_driver_version() -> int:
+    """Return the version of AMD's HIP library: 70125424 is 7.1.
+
+    The first call that needs the library takes the one that the process has loaded, such as
+    PyTorch's. If there is none, it opens libamdhip64.so. So import PyTorch first.
+
+    Raises:
+        GpuError: there is no library, it is too old, or the process has loaded two; the message
+            says which.
+    """
+
+def hip_library() -> str:
+    """Return the path of AMD's HIP library. Raises as `hip_driver_version`."""
+
+def hip_device_count() -> int:
+    """Return the number of AMD devices.
+
+    Raises:
+        GpuError: as `hip_driver_version`, or HIP finds no device.
+    """
+
+def hip_capabilities(
+    device: int,
+) -> tuple[str, str, tuple[int, int, int], int, int, int, int, list[bool]]:
+    """Return what an AMD device can do. Nothing has run on such a device yet.
+
+    Returns:
+        (name, architecture such as "gfx942", (PCI domain, bus, device), compute units, threads of a
+        wavefront, bytes of memory, bytes of shared memory that a block may use, whether each device
+        is accessible).
+
+    Raises:
+        GpuError: as `hip_device_count`, or there is no such device.
+    """
+
+def open_hip(device: int) -> Gpu:
+    """Open an AMD device. Raises as `hip_capabilities`."""
 
 class GpuRank:
     """One rank's GPU: the streams of its lanes, and a watchdog thread.

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "abi.hpp"
 
@@ -35,7 +37,12 @@ class Context {
 
     // Created at the first use, and guarded by the driver's mutex.
     std::shared_ptr<Stream> null_stream;
-    std::shared_ptr<Queue> shared_queue;
+    // Hardware queues by priority, and how many streams have been given one.
+    struct QueuePool {
+        std::vector<std::shared_ptr<Queue>> queues;
+        std::size_t streams = 0;
+    };
+    std::map<int, QueuePool> shared_queues;
 
     // Runs the work, unless the context has failed; an exception of the body makes it fail.
     void run(const Work& work);

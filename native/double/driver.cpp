@@ -9,6 +9,7 @@
 
 #include "call_log.hpp"
 #include "faults.hpp"
+#include "vendor.hpp"
 
 namespace ficco::driver_double {
 
@@ -38,12 +39,12 @@ Driver& Driver::get() {
 }
 
 Driver::Driver()
-    : version(number("FICCO_DOUBLE_VERSION", 13000)),
+    : version(number("FICCO_DOUBLE_VERSION", kVendor.version)),
       peers([] {
           const char* text = std::getenv("FICCO_DOUBLE_PEERS");
           return text == nullptr || std::strcmp(text, "none") != 0;
       }()),
-      ready(false),
+      ready(kVendor.ready),
       memory(std::clamp(number("FICCO_DOUBLE_DEVICES", 4), 0, kMostDevices)),
       devices_(static_cast<std::size_t>(
           std::clamp(number("FICCO_DOUBLE_DEVICES", 4), 0, kMostDevices))) {
@@ -124,7 +125,9 @@ void Driver::end_context(const std::shared_ptr<Context>& context) {
     for (const auto& event : events.select(own)) events.take(event->handle);
     const auto null_stream = std::exchange(context->null_stream, nullptr);
     if (null_stream && !null_stream->shares_queue) null_stream->queue->close();
-    if (context->shared_queue) context->shared_queue->close();
+    for (const auto& [priority, pool] : context->shared_queues) {
+        for (const auto& queue : pool.queues) queue->close();
+    }
     if (context->primary) memory.release_device(context->device);
     contexts.take(context->handle);
 }
@@ -147,7 +150,7 @@ std::shared_ptr<Stream> Driver::stream(StreamHandle handle) {
         const std::shared_ptr<Context> context = current();
         if (!context->null_stream) {
             bool shared = false;
-            const auto queue = queue_for(*context, shared);
+            const auto queue = queue_for(*context, 0, shared);
             context->null_stream = std::make_shared<Stream>(
                 Stream{nullptr, context, 0, 0, queue, shared, nullptr, nullptr, {}});
         }
@@ -164,19 +167,22 @@ std::shared_ptr<Event> Driver::event(EventHandle handle) {
     return event;
 }
 
-std::shared_ptr<Queue> Driver::queue_for(Context& context, bool& shared) {
+std::shared_ptr<Queue> Driver::queue_for(Context& context, int priority, bool& shared) {
     const std::string name = "double " + std::to_string(context.device);
-    shared = Faults::get().single_queue();
+    const Faults::Queues limit = Faults::get().queues();
+    shared = limit.count > 0;
     if (!shared) return Queue::start(name);
-    if (!context.shared_queue) context.shared_queue = Queue::start(name);
-    return context.shared_queue;
+    Context::QueuePool& pool = context.shared_queues[limit.by_priority ? priority : 0];
+    const std::size_t turn = pool.streams++ % limit.count;
+    if (turn == pool.queues.size()) pool.queues.push_back(Queue::start(name));
+    return pool.queues[std::min(turn, pool.queues.size() - 1)];
 }
 
 std::shared_ptr<Stream> Driver::make_stream(unsigned flags, int priority) {
     const std::shared_ptr<Context> context = current();
     if ((flags & ~kStreamNonBlocking) != 0) throw Failure{kInvalidValue};
     bool shared = false;
-    const auto queue = queue_for(*context, shared);
+    const auto queue = queue_for(*context, priority, shared);
     auto stream = std::make_shared<Stream>(
         Stream{new_handle(), context, flags, priority, queue, shared, nullptr, nullptr, {}});
     streams.add(stream);

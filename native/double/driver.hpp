@@ -1,7 +1,8 @@
 // The driver of the process: its devices, contexts, streams, events, graphs and memory. Environment
 // variables configure it:
 //
-//   FICCO_DOUBLE_DEVICES=4   FICCO_DOUBLE_VERSION=13000   FICCO_DOUBLE_PEERS=none (may be left out)
+//   FICCO_DOUBLE_DEVICES=4   FICCO_DOUBLE_VERSION=13000 (or as HIP counts) FICCO_DOUBLE_PEERS=none
+//   (may be left out)
 #pragma once
 
 #include <atomic>
@@ -17,9 +18,6 @@
 #include "objects.hpp"
 
 namespace ficco::driver_double {
-
-inline constexpr int kLeastPriority = 0;
-inline constexpr int kGreatestPriority = -5;
 
 class Driver {
   public:
@@ -87,7 +85,7 @@ class Driver {
     std::condition_variable destroyed_;
     int being_destroyed_ = 0;
 
-    static std::shared_ptr<Queue> queue_for(Context& context, bool& shared);
+    static std::shared_ptr<Queue> queue_for(Context& context, int priority, bool& shared);
 
     std::vector<Device> devices_;
 };

@@ -3,6 +3,7 @@
 //
 //   FICCO_DOUBLE_FAIL=function:skip:status,...   FICCO_DOUBLE_COPY_DELAY=seconds[:every]
 //   FICCO_DOUBLE_SINGLE_QUEUE=1                  FICCO_DOUBLE_JITTER=max_seconds[:seed]
+//   FICCO_DOUBLE_QUEUES=hardware queues per priority of a device, which streams get in turn
 //   FICCO_DOUBLE_PEER_WRITES=refused or lost, of stream writes to the memory of other devices
 //   FICCO_DOUBLE_COPIES=lost: copies of 4 bytes to other devices are not done; late: larger ones
 //   are done a second later, while their stream goes on
@@ -48,7 +49,7 @@ std::optional<Status> Faults::take(const std::string& function) {
 }
 
 void Faults::wait_while_held(std::string_view function) {
-    if (!function.starts_with("cuMemcpy")) return;
+    if (!function.starts_with("cuMemcpy") && !function.starts_with("hipMemcpy")) return;
     std::unique_lock lock(mutex_);
     released_.wait(lock, [&] { return !holds_copies_; });
 }
@@ -65,9 +66,9 @@ double Faults::jitter() {
     return std::uniform_real_distribution<double>(0, jitter_seconds_)(random_);
 }
 
-bool Faults::single_queue() {
+Faults::Queues Faults::queues() {
     const std::lock_guard lock(mutex_);
-    return single_queue_;
+    return queues_;
 }
 
 Faults::PeerWrites Faults::peer_writes() {
@@ -109,9 +110,9 @@ void Faults::set_jitter(unsigned seed, double max_seconds) {
     jitter_seconds_ = max_seconds;
 }
 
-void Faults::set_single_queue(bool on) {
+void Faults::set_queues(Queues queues) {
     const std::lock_guard lock(mutex_);
-    single_queue_ = on;
+    queues_ = queues;
 }
 
 std::uint64_t Faults::counted(const std::string& kind) {
@@ -142,10 +143,13 @@ void Faults::reset() {
     jitter_seconds_ = 0;
     read_pair(environment("FICCO_DOUBLE_JITTER"), jitter_seconds_, seed);
     random_.seed(seed);
-    const std::string single = environment("FICCO_DOUBLE_SINGLE_QUEUE");
     holds_copies_ = false;
     released_.notify_all();
-    single_queue_ = !single.empty() && single != "0";
+    const std::string single = environment("FICCO_DOUBLE_SINGLE_QUEUE");
+    queues_ = {!single.empty() && single != "0" ? 1U : 0U, false};
+    if (const std::string queues = environment("FICCO_DOUBLE_QUEUES"); !queues.empty()) {
+        queues_ = {std::stoul(queues), true};
+    }
     const std::string peer_writes = environment("FICCO_DOUBLE_PEER_WRITES");
     peer_writes_ = peer_writes == "refused" ? PeerWrites::kRefused
                    : peer_writes == "lost"  ? PeerWrites::kLost
@@ -182,7 +186,13 @@ DOUBLE_API void ficcoDoubleJitter(unsigned seed, double max_seconds) {
 }
 
 // Streams created from now on share the one queue of their context, whatever their priority.
-DOUBLE_API void ficcoDoubleSingleQueue(int on) { Faults::get().set_single_queue(on != 0); }
+DOUBLE_API void ficcoDoubleSingleQueue(int on) {
+    Faults::get().set_queues({on != 0 ? 1U : 0U, false});
+}
+
+// Streams created from now on get so many hardware queues of their priority in turn; with 0 each
+// has its own.
+DOUBLE_API void ficcoDoubleQueues(unsigned count) { Faults::get().set_queues({count, true}); }
 
 // How much was executed: "memcpy", "memcpy_bytes", "memset", "memop", "host", "graph",
 // "kernel"; and of contexts that are not primary and of tensor maps, how many were made: "context",

@@ -26,7 +26,12 @@ class Faults {
     void wait_while_held(std::string_view function);
     double copy_delay();  // seconds that the next copy must wait first
     double jitter();      // seconds that the next operation of a stream shall wait first
-    bool single_queue();
+    // How many hardware queues a context has, which streams get in turn; 0: one per stream.
+    struct Queues {
+        std::size_t count;
+        bool by_priority;  // whether each priority has so many
+    };
+    Queues queues();
     // The fate of a stream's write to the memory of another device.
     enum class PeerWrites { kDone, kRefused, kLost };
     PeerWrites peer_writes();
@@ -39,7 +44,7 @@ class Faults {
     void delay_copies(double seconds, int every);
     void hold_copies(bool on);
     void set_jitter(unsigned seed, double max_seconds);
-    void set_single_queue(bool on);
+    void set_queues(Queues queues);
     std::uint64_t counted(const std::string& kind);
     void reset();  // resets the faults to those of the environment, and all counts to 0
 
@@ -61,7 +66,7 @@ class Faults {
     std::uint64_t copies_seen_ = 0;
     double jitter_seconds_ = 0;
     std::mt19937 random_;
-    bool single_queue_ = false;
+    Queues queues_{0, false};
     PeerWrites peer_writes_ = PeerWrites::kDone;
     Copies copies_ = Copies::kDone;
     std::map<std::string, std::uint64_t> counts_;

@@ -43,10 +43,13 @@ class Kernels {
     // a test gives by `stand_in`.
     FunctionHandle add_code(ContextHandle context, std::vector<Kernel::Parameter> parameters);
     std::shared_ptr<const Kernel> find(FunctionHandle handle);
+    // Sets the bytes of each parameter, where the code does not tell them.
+    void describe(FunctionHandle handle, std::span<const std::size_t> bytes);
     void stand_in(FunctionHandle handle, HostKernel run);
     void allow_shared(FunctionHandle handle, unsigned bytes);
 
   private:
+    static std::vector<Kernel::Parameter> layout(std::span<const std::size_t> bytes);
     FunctionHandle add(std::span<const std::size_t> bytes, Kernel kernel);
     FunctionHandle add(Kernel kernel);
     std::shared_ptr<Kernel> own(FunctionHandle handle);  // with the mutex

@@ -2,6 +2,7 @@
 #include "memory.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -19,6 +20,15 @@ std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage 
 
 void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
+int new_file(std::size_t bytes) {
+    const int file = memfd_create("ficco double", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(whole_pages(bytes))) != 0) {
+        if (file >= 0) close(file);
+        throw Failure{kOutOfMemory};
+    }
+    return file;
+}
+
 }  // namespace
 
 Block::~Block() {
@@ -26,6 +36,7 @@ Block::~Block() {
     // Maps new pages without any access over the old ones.
     mmap(pointer(address), whole_pages(bytes), PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (file >= 0) close(file);
 }
 
 Memory::Memory(int devices) {
@@ -45,7 +56,21 @@ std::size_t Memory::available(int device) {
     return kDeviceBytes - ranges_[static_cast<std::size_t>(device)].used;
 }
 
-Address Memory::allocate(Block::Kind kind, int device, std::size_t bytes) {
+Address Memory::place(Range& range, std::size_t bytes, int file) {
+    // A page that nobody may touch lies between blocks.
+    const std::size_t stride = whole_pages(bytes) + kPage;
+    if (range.next + stride > range.begin + kRangeBytes) throw Failure{kOutOfMemory};
+    constexpr int kUsable = PROT_READ | PROT_WRITE;
+    const bool placed = file < 0 ? mprotect(pointer(range.next), whole_pages(bytes), kUsable) == 0
+                                 : mmap(pointer(range.next), whole_pages(bytes), kUsable,
+                                        MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
+    if (!placed) throw Failure{kOutOfMemory};
+    const Address address = range.next;
+    range.next += stride;
+    return address;
+}
+
+Address Memory::allocate(Block::Kind kind, int device, std::size_t bytes, Sharing sharing) {
     if (bytes == 0) throw Failure{kInvalidValue};
     std::shared_ptr<Block> block;
     {
@@ -53,19 +78,22 @@ Address Memory::allocate(Block::Kind kind, int device, std::size_t bytes) {
         Range& range = kind == Block::Kind::kDevice ? ranges_[static_cast<std::size_t>(device)]
                                                     : ranges_.back();
         if (bytes > kDeviceBytes - std::min(range.used, kDeviceBytes)) throw Failure{kOutOfMemory};
-        // A page that nobody may touch lies between blocks.
-        const std::size_t stride = whole_pages(bytes) + kPage;
-        if (range.next + stride > range.begin + kRangeBytes ||
-            mprotect(pointer(range.next), whole_pages(bytes), PROT_READ | PROT_WRITE) != 0) {
-            throw Failure{kOutOfMemory};
-        }
-        block = std::make_shared<Block>(kind, device, range.next, bytes);
-        range.next += stride;
+        const int file = sharing.exported ? new_file(bytes) : -1;
+        const Address address = place(range, bytes, file);
+        block = std::make_shared<Block>(kind, device, address, bytes, file, sharing.cached);
         range.used += bytes;
         blocks_[block->address] = block;
     }
     std::memset(pointer(block->address), kGarbage, bytes);
     return block->address;
+}
+
+Address Memory::open(int device, int file, std::size_t bytes, bool cached) {
+    const std::lock_guard lock(mutex_);
+    const Address address = place(ranges_[static_cast<std::size_t>(device)], bytes, file);
+    blocks_[address] =
+        std::make_shared<Block>(Block::Kind::kOpened, device, address, bytes, file, cached);
+    return address;
 }
 
 void Memory::add_registered(int device, void* address, std::size_t bytes) {

@@ -13,11 +13,18 @@
 
 namespace ficco::driver_double {
 
-struct Block {
-    enum class Kind { kDevice, kHost, kRegistered };
+// How memory of a device is shared.
+struct Sharing {
+    bool exported = false;  // other processes can open it, by its file
+    bool cached = true;     // kernels may see old bytes; see arrivals.hpp
+};
 
-    Block(Kind kind, int device, Address address, std::size_t bytes)
-        : kind(kind), device(device), address(address), bytes(bytes) {}
+struct Block {
+    enum class Kind { kDevice, kHost, kRegistered, kOpened };
+
+    Block(Kind kind, int device, Address address, std::size_t bytes, int file = -1,
+          bool cached = true)
+        : kind(kind), device(device), address(address), bytes(bytes), file(file), cached(cached) {}
     ~Block();  // unmaps the pages
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
@@ -26,6 +33,11 @@ struct Block {
     const int device;
     const Address address;
     const std::size_t bytes;
+    const int file;  // that other processes can open; -1 if there is none
+    const bool cached;
+
+    // Memory of a device: of this process, or opened from another one.
+    bool on_device() const { return kind == Kind::kDevice || kind == Kind::kOpened; }
 };
 
 // The kind of memory that an access expects: memory of the driver (of a device, or page-locked), or
@@ -37,7 +49,9 @@ class Memory {
     explicit Memory(int devices);
 
     // New memory is filled with garbage. Throws Failure if there is none left.
-    Address allocate(Block::Kind kind, int device, std::size_t bytes);
+    Address allocate(Block::Kind kind, int device, std::size_t bytes, Sharing sharing = {});
+    // Memory of a device that another process has exported.
+    Address open(int device, int file, std::size_t bytes, bool cached);
     void add_registered(int device, void* address, std::size_t bytes);
     // Returns the block, which lives until no copy uses it. Throws Failure if none begins there.
     std::shared_ptr<Block> release(Block::Kind kind, Address address);
@@ -60,6 +74,8 @@ class Memory {
         std::size_t used;
     };
 
+    // The next addresses of a range, in which pages of a file, or new ones, are made usable.
+    Address place(Range& range, std::size_t bytes, int file);
     bool in_ranges(Address address) const;
     std::shared_ptr<Block> find_locked(Address address) const;
 

@@ -12,9 +12,12 @@
 #include <thread>
 #include <utility>
 
+#include "arrivals.hpp"
 #include "call_log.hpp"
 #include "driver.hpp"
 #include "faults.hpp"
+#include "multiprocessors.hpp"
+#include "vendor.hpp"
 
 namespace ficco::driver_double {
 
@@ -48,47 +51,25 @@ class Bell {
     std::condition_variable changed_;
 };
 
-// The multiprocessors of all devices: whether one kernel has all thread slots of a device.
-class Multiprocessors {
-  public:
-    static Multiprocessors& get() {
-        static Multiprocessors& multiprocessors = *new Multiprocessors;
-        return multiprocessors;
-    }
-
-    void hold(int device, bool held) {
-        const std::lock_guard lock(mutex_);
-        held_[device] = held;
-        changed_.notify_all();
-    }
-
-    // Returns when there is room, or the context is over.
-    void wait(int device, const Context& context) {
-        std::unique_lock lock(mutex_);
-        while (held_[device] && !context.over()) changed_.wait_for(lock, kLongestPause);
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::map<int, bool> held_;
-};
-
-constexpr unsigned kThreadSlots = 132 * 2048;  // of a device, as its attributes say
-
 // What NVIDIA's driver copies by kernels: within a device. Copies to peers have copy engines.
-void wait_to_copy(const std::shared_ptr<Block>& to, const std::shared_ptr<Block>& from,
-                  const Context& context) {
-    const auto on_device = [](const std::shared_ptr<Block>& block) {
-        return block && block->kind == Block::Kind::kDevice;
-    };
-    if (on_device(to) && on_device(from) && to->device == from->device) {
-        Multiprocessors::get().wait(to->device, context);
+bool within_device(const std::shared_ptr<Block>& to, const std::shared_ptr<Block>& from) {
+    return to && from && to->on_device() && from->on_device() && to->device == from->device;
+}
+
+// Copies bytes, which a running kernel of the target's device may see late.
+void write_bytes(Address target, const std::byte* source, std::size_t bytes,
+                 const std::shared_ptr<Block>& to, bool by_kernel, const Context& context) {
+    Arrivals::get().arrive(reinterpret_cast<Address>(source), bytes);
+    const bool own_kernel = by_kernel && to && to->device == context.device;
+    if (to && to->on_device() && to->cached && !own_kernel) {
+        Arrivals::get().write(to->device, target, source, bytes);
+    } else {
+        copy_bytes(target, source, bytes);
     }
 }
 
 bool reachable(const Context& context, const Block& block) {
-    return block.kind != Block::Kind::kDevice || context.may_touch(block.device);
+    return !block.on_device() || context.may_touch(block.device);
 }
 
 // Refuses, when work is made, memory that does not live.
@@ -243,34 +224,40 @@ void run(const MemOp& operation, Context& context) {
 
 }  // namespace
 
-Work copy(Place target, Place source, std::size_t bytes, Route route) {
+Work copy(Place target, Place source, std::size_t bytes, Route route, Engine engine) {
     if (bytes == 0) return nothing(NodeType::kMemcpy);
     check_known(target, bytes);
     check_known(source, bytes);
-    return {NodeType::kMemcpy,
-            [=](Context& context) {
-                context.sleep(Faults::get().copy_delay());
-                if (context.over()) return;
-                const auto to = pin(context, target, bytes, route);
-                const auto from = pin(context, source, bytes, route);
-                wait_to_copy(to, from, context);
-                count_copy(bytes);
-                const bool signal = bytes == sizeof(std::uint32_t);
-                const auto fault = of_other_device(context, target.address) ? Faults::get().copies()
-                                                                            : Faults::Copies::kDone;
-                if (fault == Faults::Copies::kSignalsLost && signal) return;
-                if (fault == Faults::Copies::kDataLate && !signal) {
-                    std::thread([=] {  // it holds the memory
-                        std::this_thread::sleep_for(std::chrono::seconds(1));
-                        std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
-                        static_cast<void>(to), static_cast<void>(from);
-                    })
-                        .detach();
-                    return;
-                }
-                std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
-            },
-            log_line_of_copy(target.address, source.address, 1, bytes)};
+    return {
+        NodeType::kMemcpy,
+        [=](Context& context) {
+            context.sleep(Faults::get().copy_delay());
+            if (context.over()) return;
+            const auto to = pin(context, target, bytes, route);
+            const auto from = pin(context, source, bytes, route);
+            const bool by_kernel =
+                engine == Engine::kKernel || (engine == Engine::kDriver && within_device(to, from));
+            if (by_kernel) {
+                const int busy = engine == Engine::kKernel ? context.device : to->device;
+                Multiprocessors::get().wait(busy, context);
+            }
+            count_copy(bytes);
+            const bool signal = bytes == sizeof(std::uint32_t);
+            const auto fault = of_other_device(context, target.address) ? Faults::get().copies()
+                                                                        : Faults::Copies::kDone;
+            if (fault == Faults::Copies::kSignalsLost && signal) return;
+            if (fault == Faults::Copies::kDataLate && !signal) {
+                std::thread([=] {  // it holds the memory
+                    std::this_thread::sleep_for(std::chrono::seconds(1));
+                    std::memmove(bytes_at(target.address), bytes_at(source.address), bytes);
+                    static_cast<void>(to), static_cast<void>(from);
+                })
+                    .detach();
+                return;
+            }
+            write_bytes(target.address, bytes_at(source.address), bytes, to, by_kernel, context);
+        },
+        log_line_of_copy(target.address, source.address, 1, bytes)};
 }
 
 Work copy_2d(const Copy2D& copy) {
@@ -287,7 +274,7 @@ Work copy_2d(const Copy2D& copy) {
                 if (context.over()) return;
                 const auto to = pin(context, target.begin, target.extent(width, height));
                 const auto from = pin(context, source.begin, source.extent(width, height));
-                wait_to_copy(to, from, context);
+                if (within_device(to, from)) Multiprocessors::get().wait(to->device, context);
                 for (std::size_t row = 0; row < height; ++row) {
                     std::memmove(bytes_at(target.begin.address) + row * target.pitch,
                                  bytes_at(source.begin.address) + row * source.pitch, width);
@@ -371,6 +358,7 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
     return {NodeType::kKernel,
             [memory, shape, run = kernel.run](Context& context) {
                 Multiprocessors::get().wait(context.device, context);
+                const KernelRun running(context.device);
                 std::vector<TensorMap> copy = *memory;
                 std::vector<void*> given;
                 for (TensorMap& parameter : copy) given.push_back(&parameter);
@@ -409,7 +397,8 @@ Work holding(Address begun, Address go, std::uint64_t limit_ns, const Shape& sha
                 auto& multiprocessors = Multiprocessors::get();
                 multiprocessors.wait(context.device, context);
                 const auto end = Clock::now() + std::chrono::nanoseconds(limit_ns);
-                if (shape[0] * shape[3] >= kThreadSlots) multiprocessors.hold(context.device, true);
+                if (shape[0] * shape[3] >= kVendor.thread_slots)
+                    multiprocessors.hold(context.device, true);
                 for (unsigned block = 0; block < shape[0]; ++block) {
                     store(begun + sizeof(std::uint32_t) * block, 1, context);
                 }

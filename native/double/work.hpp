@@ -24,7 +24,12 @@ struct Place {
 // The path of a copy to memory of other devices: direct, or through the host.
 enum class Route { kPeerAccess, kHost };
 
-Work copy(Place target, Place source, std::size_t bytes, Route route = Route::kPeerAccess);
+// What does a copy: what NVIDIA's driver would choose, a copy engine, or a kernel of the device of
+// the stream, which needs a multiprocessor.
+enum class Engine { kDriver, kCopyEngine, kKernel };
+
+Work copy(Place target, Place source, std::size_t bytes, Route route = Route::kPeerAccess,
+          Engine engine = Engine::kDriver);
 Work copy_2d(const Copy2D& copy);
 // These immediately refuse memory that the context cannot access.
 Work fill(const Context& context, Address target, std::uint32_t value, std::size_t value_bytes,

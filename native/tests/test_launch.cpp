@@ -321,6 +321,27 @@ TEST(parameters_are_held_against_the_driver_and_the_window) {
                  bench.set({constant(8, 1)}, 0, -1, {nullptr, {1, 1, 1}, 32, 0}));
 }
 
+TEST(what_the_gpu_cannot_do_is_refused_before_a_call) {
+    Bench bench;
+    bench.gpu->kernels[kKernel] = {128};
+    bench.gpu->has = {};
+    CHECK_THROWS(std::invalid_argument, "has no tensor maps; pass addresses",
+                 bench.set({tensor(1, 100, 30)}));
+    CHECK_THROWS(std::invalid_argument, "before the previous one ends",
+                 bench.set({constant(4, 1)}, 0, -1, {kKernel, {3, 1, 1}, 128, 0, true}));
+    const auto rank = std::make_shared<GpuRank>(bench.gpu, bench.group, 0);
+    const auto window =
+        std::make_shared<GpuWindow>(std::vector<GpuAddress>{0x1000, 0x9000},
+                                    std::vector<GpuAddress>{0x100000, 0x200000}, kDataBytes);
+    const auto bind = [&](const Rows& rows) {
+        GpuProgram(rank, window, Binding{0, rows.fields(), {}, 1, 1, 1}, 7);
+    };
+    CHECK_THROWS(std::invalid_argument, "streams wait for no words; a kernel can",
+                 bind(Rows().on(0, 0).step(0).wait(0, 1, 1)));
+    CHECK_THROWS(std::invalid_argument, "streams store no words; copy them",
+                 bind(Rows().on(0, 0).step(0).clear(0, 1)));
+}
+
 TEST(launches_come_in_their_season) {
     Bench bench(3);
     bench.gpu->kernels[kKernel] = {4};

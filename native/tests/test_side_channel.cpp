@@ -22,7 +22,8 @@ struct Said {
     bool waits = false;                 // whether the usual streams do nothing
     bool refuses = false;               // to be opened apart
     bool one_queue = false;
-    int busy = 0;  // looks at a stream before it is done
+    bool once = false;  // a device is opened once
+    int busy = 0;       // looks at a stream before it is done
     int opened = 0;
     int streams = 0;  // of devices apart, now
 };
@@ -34,6 +35,11 @@ class ToldGpu final : public FakeGpu {
         said_->opened += apart_;
     }
 
+    GpuFacts facts() const noexcept override {
+        GpuFacts facts = has;
+        facts.apart = !said_->once;
+        return facts;
+    }
     std::shared_ptr<Gpu> apart() override {
         if (said_->refuses) throw GpuError("no memory");
         return std::make_shared<ToldGpu>(said_, true);
@@ -155,6 +161,15 @@ TEST(a_gpu_that_answers_by_no_way_is_told_why) {
     CHECK(asked.ask(5));
     CHECK_EQ(asked.all(), "usual 1; apart 1; apart 5; ");
     CHECK_EQ(asked.ways.refusal(), "");
+}
+
+TEST(a_gpu_that_opens_once_is_not_opened_apart) {
+    Asked asked;
+    asked.said->waits = asked.said->once = true;
+    CHECK(!asked.ask(5));
+    CHECK_EQ(asked.all(), "usual 1; ");
+    CHECK_EQ(asked.said->opened, 0);
+    CHECK_EQ(asked.ways.refusal(), "the driver opens a device once");
 }
 
 TEST(whoever_stops_asks_nothing_more) {

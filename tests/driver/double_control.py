@@ -1,7 +1,8 @@
 """Tests on the driver's test double: running them, calling it, setting its faults.
 
-The functions are for a process that has the double as its libcuda.so.1. A call that is to fail is
-named without `_v2`. Streams are the numbers of their handles.
+The functions are for a process that has the double as its libcuda.so.1, or, with `use_library`, as
+AMD's library. A call that is to fail is named without `_v2`. Streams are the numbers of their
+handles.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_library = ["libcuda.so.1"]
+
+
+def use_library(name: str) -> None:
+    """Let the functions of this module call the double of this name."""
+    _library[:] = [name]
 
 
 def environment(folder: Path, **settings: object) -> dict[str, str]:
@@ -34,7 +42,7 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
 
 
 def _function(name: str, result: object, *arguments: object) -> ctypes._NamedFuncPointer:
-    function = ctypes.CDLL("libcuda.so.1")[name]
+    function = ctypes.CDLL(_library[0])[name]
     function.restype = result
     function.argtypes = arguments
     return function

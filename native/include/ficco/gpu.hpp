@@ -1,5 +1,5 @@
 // The engine's interface to a GPU, in terms of every vendor's driver. There is one implementation
-// per vendor: cuda.hpp. It is independent of plans, windows and ranks.
+// per vendor: cuda.hpp and hip.hpp. It is independent of plans, windows and ranks.
 #pragma once
 
 #include <array>
@@ -86,6 +86,17 @@ struct CapturedNodes {
     std::uint64_t capture;  // unique in the process
 };
 
+// What the driver of a vendor can do. A call that needs a missing one throws GpuError, so callers
+// ask first.
+struct GpuFacts {
+    bool words;            // streams store words and wait for words (`words`)
+    bool boxes;            // one copy moves rows that are not adjacent (`copy`)
+    bool tensor_maps;      // kernels load boxes in bulk (`encode`)
+    bool chained;          // a kernel may begin before the previous one has ended
+    bool apart;            // a device can be opened again, with queues of its own (`apart`)
+    bool parameter_sizes;  // a kernel's parameters can be asked for (`load`)
+};
+
 // Memory of the host that the device can write to.
 struct HostPage {
     void* host;
@@ -119,6 +130,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     };
 
     virtual ~Gpu() = default;
+
+    virtual GpuFacts facts() const noexcept = 0;
 
     // The same device and memory with separate hardware queues, which waits in this one do not
     // block. All callers share it; the first call opens it. It uses some of the device's memory

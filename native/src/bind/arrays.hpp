@@ -42,6 +42,7 @@ std::shared_ptr<Object> make(Arguments&&... arguments) {
 }
 
 void bind_gpu(nb::module_& module);
+void bind_hip(nb::module_& module);  // after bind_gpu
 void bind_simulation(nb::module_& module);
 
 }  // namespace ficco::bind

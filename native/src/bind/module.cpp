@@ -191,5 +191,6 @@ NB_MODULE(_native, module) {
     bind_program(module);
     bind_shared(module);
     ficco::bind::bind_gpu(module);
+    ficco::bind::bind_hip(module);
     ficco::bind::bind_simulation(module);
 }

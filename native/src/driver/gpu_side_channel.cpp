@@ -60,6 +60,10 @@ std::shared_ptr<const GpuWay> GpuSideChannel::answering() {
 GpuSideChannel::Way GpuSideChannel::apart() {
     if (apart_) return apart_;
     if (stopped() || now_ns() < next_try_ns_) return nullptr;
+    if (!usual_->gpu->facts().apart) {
+        refusal_ = "the driver opens a device once";
+        return nullptr;
+    }
     try {
         apart_ = std::make_shared<GpuWay>(usual_->gpu->apart());
         refusal_.clear();

@@ -41,8 +41,12 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
         slot_is_given_[static_cast<std::size_t>(slot.slot)] = false;
     }
 
+    const GpuFacts facts = rank_->gpu().facts();
     std::map<int, std::size_t> stored;  // words that a kernel stores, by step
     const auto check_stored = [&](const Op& op) {
+        if (op.word.how == Raising::write && !facts.words) {
+            throw std::invalid_argument("the GPU's streams store no words; copy them");
+        }
         if (op.word.how == Raising::write && !window_->writable(op.word.rank)) {
             throw std::invalid_argument("a stream may not write the words of rank " +
                                         std::to_string(op.word.rank) + "; copy or store them");
@@ -65,6 +69,9 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
         }
         if (op.kind == Op::Kind::raise || op.kind == Op::Kind::clear) check_stored(op);
+        if (op.kind == Op::Kind::wait && !facts.words) {
+            throw std::invalid_argument("the GPU's streams wait for no words; a kernel can");
+        }
         const bool by_kernel = op.kind == Op::Kind::expect || op.kind == Op::Kind::missed;
         if (by_kernel && (op.lane != kInline || op.segment + 1 >= binding.segments)) {
             throw std::invalid_argument(

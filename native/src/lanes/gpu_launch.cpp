@@ -107,6 +107,17 @@ std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes) {
     return offsets;
 }
 
+void check_facts(const GpuFacts& facts, const KernelLaunch& kernel,
+                 const std::vector<LaunchParameter>& parameters) {
+    if (kernel.chained && !facts.chained) {
+        throw std::invalid_argument("the GPU cannot begin a kernel before the previous one ends");
+    }
+    const auto mapped = [](const LaunchParameter& each) { return each.kind == Kind::tensor; };
+    if (!facts.tensor_maps && std::ranges::any_of(parameters, mapped)) {
+        throw std::invalid_argument("the GPU has no tensor maps; pass addresses");
+    }
+}
+
 bool multiple(GpuAddress address, std::int64_t divisor) {
     return address % static_cast<GpuAddress>(divisor) == 0;
 }
@@ -173,6 +184,7 @@ GpuLaunch::GpuLaunch(Gpu& gpu, const LaunchBinding& binding, const OpLimits& lim
     if (std::ranges::min(kernel_.grid) == 0 || kernel_.threads == 0) {
         throw std::invalid_argument("a launch has one block of one thread at least");
     }
+    check_facts(gpu.facts(), kernel_, parameters_);
     const std::vector<std::size_t> described = sizes_of(parameters_);
     const std::vector<std::size_t> sizes = gpu.load(kernel_.kernel);
     if (described != sizes) {

@@ -1,6 +1,5 @@
 // The interface: memory, and synchronous and stream-ordered operations on it.
-#include "call.hpp"
-#include "work.hpp"
+#include "calls.hpp"
 
 using namespace ficco::driver_double;
 
@@ -9,33 +8,6 @@ namespace {
 Place device_place(Address address) { return {address, Expect::kKnown}; }
 
 Place host_place(const void* address) { return {reinterpret_cast<Address>(address), Expect::kAny}; }
-
-// Enqueues the work on a stream.
-void enqueue(Driver& driver, StreamHandle stream, Work work) {
-    driver.submit(*driver.stream(stream), std::move(work));
-}
-
-void enqueue_fill(Driver& driver, StreamHandle handle, Address target, std::uint32_t value,
-                  std::size_t value_bytes, std::size_t count) {
-    const auto stream = driver.stream(handle);
-    driver.submit(*stream, fill(*stream->context, target, value, value_bytes, count));
-}
-
-// Runs the work on the null stream and waits for it.
-void run_now(Driver& driver, Lock& lock, Work work) {
-    const auto context = driver.current();
-    const auto completion = driver.submit(*driver.stream(nullptr), std::move(work));
-    lock.unlock();
-    if (completion) completion->wait();
-    if (context->status() != kSuccess) throw Failure{context->status()};
-}
-
-// Frees host memory without a wait for streams.
-void free_host(Driver& driver, Block::Kind kind, void* address) {
-    driver.current();
-    driver.captures.refuse_unsafe();
-    driver.memory.release(kind, reinterpret_cast<Address>(address));
-}
 
 enum PointerAttribute {
     kContext = 1,
@@ -60,47 +32,28 @@ DOUBLE_ALIAS(cuMemGetInfo_v2, cuMemGetInfo);
 
 DOUBLE_API Status cuMemAlloc(Address* address, std::size_t bytes) {
     return call("cuMemAlloc", [&](Driver& driver, Lock&) {
-        const int device = driver.current()->device;
-        driver.captures.refuse_unsafe();
-        out(address) = driver.memory.allocate(Block::Kind::kDevice, device, bytes);
+        out(address) = allocate(driver, Block::Kind::kDevice, bytes);
     });
 }
 DOUBLE_ALIAS(cuMemAlloc_v2, cuMemAlloc);
 
 DOUBLE_API Status cuMemFree(Address address) {
-    return call("cuMemFree", [&](Driver& driver, Lock& lock) {
-        driver.captures.refuse_unsafe();
-        if (address == 0) return;
-        const auto block = driver.memory.find(address);
-        if (!block || block->kind != Block::Kind::kDevice || block->address != address) {
-            throw Failure{kInvalidValue};
-        }
-        // As the real one may, which is what makes a free while a stream waits for another a trap.
-        const auto context = driver.device(block->device).context;
-        const auto pending = driver.pending(*context);
-        lock.unlock();
-        for (const auto& completion : pending) completion->wait();
-        if (context->status() != kSuccess) throw Failure{context->status()};
-        driver.memory.release(Block::Kind::kDevice, address);
-    });
+    return call("cuMemFree",
+                [&](Driver& driver, Lock& lock) { free_device(driver, lock, address); });
 }
 DOUBLE_ALIAS(cuMemFree_v2, cuMemFree);
 
 DOUBLE_API Status cuMemHostAlloc(void** address, std::size_t bytes, unsigned flags) {
     return call("cuMemHostAlloc", [&](Driver& driver, Lock&) {
-        const int device = driver.current()->device;
-        driver.captures.refuse_unsafe();
         if (flags > 7) throw Failure{kInvalidValue};
-        const Address begin = driver.memory.allocate(Block::Kind::kHost, device, bytes);
+        const Address begin = allocate(driver, Block::Kind::kHost, bytes);
         out(address) = reinterpret_cast<void*>(begin);
     });
 }
 
 DOUBLE_API Status cuMemAllocHost(void** address, std::size_t bytes) {
     return call("cuMemAllocHost", [&](Driver& driver, Lock&) {
-        const int device = driver.current()->device;
-        driver.captures.refuse_unsafe();
-        const Address begin = driver.memory.allocate(Block::Kind::kHost, device, bytes);
+        const Address begin = allocate(driver, Block::Kind::kHost, bytes);
         out(address) = reinterpret_cast<void*>(begin);
     });
 }

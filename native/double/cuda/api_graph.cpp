@@ -1,57 +1,24 @@
 // The interface: capture of streams, and graphs.
-#include <algorithm>
-
-#include "call.hpp"
-#include "work.hpp"
+#include "calls.hpp"
 
 using namespace ficco::driver_double;
 
 namespace {
 
-CaptureMode checked_mode(int mode) {
-    if (mode < 0 || mode > static_cast<int>(CaptureMode::kRelaxed)) throw Failure{kInvalidValue};
-    return static_cast<CaptureMode>(mode);
-}
-
-// The common code of the versions of cuStreamGetCaptureInfo; only the status must not be null.
-void get_capture_info(Driver& driver, StreamHandle handle, int* status, std::uint64_t* id,
-                      GraphHandle* graph, const NodeHandle** dependencies, std::size_t* count) {
-    const auto stream = driver.stream(handle);
-    out(status) = static_cast<int>(driver.captures.status(*stream));
-    if (!stream->capture) return;
-    if (id != nullptr) *id = stream->capture->id;
-    if (!stream->capture->valid) return;
-    if (graph != nullptr) *graph = stream->capture->graph->handle;
-    if (dependencies != nullptr) *dependencies = stream->dependencies.data();
-    if (count != nullptr) *count = stream->dependencies.size();
-}
-
 Status instantiate(ExecHandle* executable, GraphHandle graph) {
-    return call("cuGraphInstantiateWithFlags", [&](Driver& driver, Lock&) {
-        driver.current();
-        auto made = std::make_shared<Executable>(*driver.graphs.find(graph), new_handle());
-        out(executable) = made->handle;
-        driver.executables.add(std::move(made));
-    });
+    return call("cuGraphInstantiateWithFlags",
+                [&](Driver& driver, Lock&) { instantiate(driver, executable, graph); });
 }
 
 }  // namespace
 
 DOUBLE_API Status cuThreadExchangeStreamCaptureMode(int* mode) {
-    return call("cuThreadExchangeStreamCaptureMode", [&](Driver&, Lock&) {
-        CaptureMode& own = Captures::thread_mode();
-        const CaptureMode next = checked_mode(out(mode));
-        *mode = static_cast<int>(own);
-        own = next;
-    });
+    return call("cuThreadExchangeStreamCaptureMode", [&](Driver&, Lock&) { exchange_mode(mode); });
 }
 
 DOUBLE_API Status cuStreamBeginCapture_v2(StreamHandle handle, int mode) {
-    return call("cuStreamBeginCapture", [&](Driver& driver, Lock&) {
-        const auto stream = driver.stream(handle);
-        if (stream->handle == nullptr) throw Failure{kCaptureUnsupported};
-        driver.captures.begin(stream, checked_mode(mode));
-    });
+    return call("cuStreamBeginCapture",
+                [&](Driver& driver, Lock&) { begin_capture(driver, handle, mode); });
 }
 
 DOUBLE_API Status cuStreamBeginCapture(StreamHandle stream) {
@@ -59,10 +26,8 @@ DOUBLE_API Status cuStreamBeginCapture(StreamHandle stream) {
 }
 
 DOUBLE_API Status cuStreamEndCapture(StreamHandle stream, GraphHandle* graph) {
-    return call("cuStreamEndCapture", [&](Driver& driver, Lock&) {
-        out(graph) = nullptr;
-        *graph = driver.captures.end(*driver.stream(stream));
-    });
+    return call("cuStreamEndCapture",
+                [&](Driver& driver, Lock&) { end_capture(driver, stream, graph); });
 }
 
 DOUBLE_API Status cuStreamIsCapturing(StreamHandle handle, int* status) {
@@ -100,18 +65,8 @@ DOUBLE_API Status cuStreamGetCaptureInfo_v3(StreamHandle stream, int* status, st
 }
 
 DOUBLE_API Status cuGraphGetNodes(GraphHandle graph, NodeHandle* nodes, std::size_t* count) {
-    return call("cuGraphGetNodes", [&](Driver& driver, Lock&) {
-        const auto& all = driver.graphs.find(graph)->nodes;
-        if (nodes != nullptr) {
-            const std::size_t room = out(count);
-            for (std::size_t i = 0; i < room; ++i) {
-                nodes[i] = i < all.size() ? all[i]->handle : nullptr;
-            }
-            *count = std::min(room, all.size());
-        } else {
-            out(count) = all.size();
-        }
-    });
+    return call("cuGraphGetNodes",
+                [&](Driver& driver, Lock&) { get_nodes(driver, graph, nodes, count); });
 }
 
 DOUBLE_API Status cuGraphNodeGetType(NodeHandle node, int* type) {
@@ -121,10 +76,7 @@ DOUBLE_API Status cuGraphNodeGetType(NodeHandle node, int* type) {
 }
 
 DOUBLE_API Status cuGraphDestroy(GraphHandle graph) {
-    return call("cuGraphDestroy", [&](Driver& driver, Lock&) {
-        const auto taken = driver.graphs.take(graph);  // it holds the nodes
-        for (const auto& node : taken->nodes) driver.nodes.take(node->handle);
-    });
+    return call("cuGraphDestroy", [&](Driver& driver, Lock&) { destroy_graph(driver, graph); });
 }
 
 DOUBLE_API Status cuGraphInstantiateWithFlags(ExecHandle* executable, GraphHandle graph,
@@ -143,11 +95,8 @@ DOUBLE_API Status cuGraphInstantiate(ExecHandle* executable, GraphHandle graph,
 DOUBLE_ALIAS(cuGraphInstantiate_v2, cuGraphInstantiate);
 
 DOUBLE_API Status cuGraphLaunch(ExecHandle handle, StreamHandle stream) {
-    return call("cuGraphLaunch", [&](Driver& driver, Lock&) {
-        auto executable = driver.executables.find(handle);
-        driver.submit(*driver.stream(stream),
-                      {NodeType::kGraph, [executable](Context&) { executable->run(); }});
-    });
+    return call("cuGraphLaunch",
+                [&](Driver& driver, Lock&) { launch_graph(driver, handle, stream); });
 }
 
 DOUBLE_API Status cuGraphExecDestroy(ExecHandle executable) {

@@ -1,19 +1,15 @@
 // The interface: functions, launches, and tensor maps.
-#include <algorithm>
 #include <string_view>
 
-#include "call.hpp"
+#include "calls.hpp"
 #include "cubin.hpp"
 #include "kernels.hpp"
-#include "work.hpp"
 
 using namespace ficco::driver_double;
 
 namespace {
 
-constexpr unsigned kMostThreads = 1024;
 constexpr unsigned kMostSharedBytes = 232448;
-constexpr unsigned kSharedWithoutAsking = 48U << 10;
 constexpr int kAttributeMostShared = 8;
 
 // By type of a tensor map's elements.
@@ -73,99 +69,7 @@ std::vector<const KnownText*> kernels_of(std::string_view text) {
 
 bool within(std::uint64_t value, std::uint64_t most) { return value >= 1 && value <= most; }
 
-void launch(Driver& driver, FunctionHandle function, const Shape& shape, StreamHandle stream,
-            void** parameters, void** extra) {
-    const auto found = Kernels::get().find(function);
-    const auto on = driver.stream(stream);
-    if (found->context != nullptr && found->context != on->context->handle) {
-        throw Failure{kInvalidHandle};
-    }
-    if (shape[0] == 0 || shape[1] == 0 || shape[2] == 0 || !within(shape[3], kMostThreads) ||
-        shape[4] > kMostSharedBytes || extra != nullptr) {
-        throw Failure{kInvalidValue};
-    }
-    if (found->code && shape[4] > std::max(kSharedWithoutAsking, found->most_shared_bytes)) {
-        throw Failure{kInvalidValue};
-    }
-    driver.submit(*on, kernel(*found, shape, parameters));
-}
-
 }  // namespace
-
-namespace ficco::driver_double {
-
-Kernels& Kernels::get() {
-    static Kernels& kernels = *new Kernels;
-    return kernels;
-}
-
-FunctionHandle Kernels::add(std::span<const std::size_t> bytes, HostKernel run) {
-    for (const std::size_t size : bytes) {
-        if (size == 0 || size > sizeof(TensorMap)) throw Failure{kInvalidValue};
-    }
-    return add(bytes, Kernel{{}, run, nullptr});
-}
-
-FunctionHandle Kernels::add(Known known, std::span<const std::size_t> bytes,
-                            ContextHandle context) {
-    return add(bytes, Kernel{{}, nullptr, context, known});
-}
-
-FunctionHandle Kernels::add(std::span<const std::size_t> bytes, Kernel kernel) {
-    std::size_t end = 0;
-    for (const std::size_t size : bytes) {
-        const std::size_t align = std::min(size, alignof(TensorMap));
-        end = (end + align - 1) / align * align;
-        kernel.parameters.push_back({end, size});
-        end += size;
-    }
-    return add(std::move(kernel));
-}
-
-FunctionHandle Kernels::add_code(ContextHandle context, std::vector<Kernel::Parameter> parameters) {
-    return add(Kernel{
-        .parameters = std::move(parameters), .run = nullptr, .context = context, .code = true});
-}
-
-FunctionHandle Kernels::add(Kernel kernel) {
-    const std::lock_guard lock(mutex_);
-    const FunctionHandle handle = new_handle();
-    kernels_[handle] = std::make_shared<Kernel>(std::move(kernel));
-    return handle;
-}
-
-std::shared_ptr<Kernel> Kernels::own(FunctionHandle handle) {
-    const auto found = kernels_.find(handle);
-    if (found == kernels_.end()) throw Failure{kInvalidHandle};
-    return found->second;
-}
-
-std::shared_ptr<const Kernel> Kernels::find(FunctionHandle handle) {
-    const std::lock_guard lock(mutex_);
-    return own(handle);
-}
-
-void Kernels::stand_in(FunctionHandle handle, HostKernel run) {
-    const std::lock_guard lock(mutex_);
-    own(handle)->run = run;
-}
-
-void Kernels::allow_shared(FunctionHandle handle, unsigned bytes) {
-    const std::lock_guard lock(mutex_);
-    own(handle)->most_shared_bytes = bytes;
-}
-
-}  // namespace ficco::driver_double
-
-// Returns the handle of a kernel with parameters of so many bytes, which `run` stands for; null
-// where that cannot be.
-DOUBLE_API FunctionHandle ficcoDoubleKernel(const std::size_t* bytes, int count, HostKernel run) {
-    FunctionHandle handle = nullptr;
-    call("ficcoDoubleKernel", [&](Driver&, Lock&) {
-        handle = Kernels::get().add({&out(bytes), static_cast<std::size_t>(count)}, run);
-    });
-    return handle;
-}
 
 DOUBLE_API Status cuModuleLoadData(ModuleHandle* module, const void* image) {
     return call("cuModuleLoadData", [&](Driver& driver, Lock&) {
@@ -210,12 +114,6 @@ DOUBLE_API Status cuModuleGetFunction(FunctionHandle* function, ModuleHandle mod
     });
 }
 
-// Replaces a kernel of a cubin by a host function.
-DOUBLE_API Status ficcoDoubleStandIn(FunctionHandle function, HostKernel run) {
-    return call("ficcoDoubleStandIn",
-                [&](Driver&, Lock&) { Kernels::get().stand_in(function, run); });
-}
-
 DOUBLE_API Status cuFuncSetAttribute(FunctionHandle function, int attribute, int value) {
     return call("cuFuncSetAttribute", [&](Driver& driver, Lock&) {
         driver.current();
@@ -251,7 +149,7 @@ DOUBLE_API Status cuLaunchKernel(FunctionHandle function, unsigned grid_x, unsig
                                  void** parameters, void** extra) {
     return call("cuLaunchKernel", [&](Driver& driver, Lock&) {
         const Shape shape{grid_x, grid_y, grid_z, block_x * block_y * block_z, shared_bytes};
-        launch(driver, function, shape, stream, parameters, extra);
+        launch(driver, function, shape, stream, parameters, extra, kMostSharedBytes);
     });
 }
 
@@ -268,7 +166,7 @@ DOUBLE_API Status cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle fu
             Faults::get().count("chained", 1);
         }
         const Shape shape{grid[0], grid[1], grid[2], block[0] * block[1] * block[2], shared_bytes};
-        launch(driver, function, shape, stream, parameters, extra);
+        launch(driver, function, shape, stream, parameters, extra, kMostSharedBytes);
     });
 }
 

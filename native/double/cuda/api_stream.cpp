@@ -4,19 +4,14 @@
 #include <string>
 #include <utility>
 
-#include "call.hpp"
-#include "work.hpp"
+#include "calls.hpp"
+#include "vendor.hpp"
 
 using namespace ficco::driver_double;
 
 namespace {
 
 constexpr unsigned kMostOperations = 256;
-constexpr unsigned kMostEventFlags = 7;
-
-void create_stream(Driver& driver, StreamHandle* stream, unsigned flags, int priority) {
-    out(stream) = driver.make_stream(flags, priority)->handle;
-}
 
 // Enqueues a memory operation that is given as arguments.
 void enqueue_word(Driver& driver, StreamHandle handle, int operation, Address address,
@@ -25,28 +20,6 @@ void enqueue_word(Driver& driver, StreamHandle handle, int operation, Address ad
     entry.word = {operation, address, value, flags, 0};
     const auto stream = driver.stream(handle);
     driver.submit(*stream, memory_operations(*stream->context, {entry}));
-}
-
-std::string name_of(EventHandle event) {
-    return std::to_string(reinterpret_cast<std::uintptr_t>(event));
-}
-
-void record(Driver& driver, EventHandle event_handle, StreamHandle stream_handle, unsigned flags) {
-    const auto stream = driver.stream(stream_handle);
-    const auto event = driver.event(event_handle);
-    if (event->context != stream->context) throw Failure{kInvalidHandle};
-    if ((flags & ~kEventExternal) != 0) throw Failure{kInvalidValue};
-    if (!stream->capture) {
-        if ((flags & kEventExternal) != 0) throw Failure{kIllegalState};
-        Work recorded = mark();
-        recorded.log_line = "record " + name_of(event_handle);
-        event->last = driver.submit(*stream, std::move(recorded));
-        event->capture = nullptr;
-    } else if ((flags & kEventExternal) != 0) {
-        driver.submit(*stream, external_record(event));
-    } else {
-        driver.captures.record(*stream, *event);
-    }
 }
 
 void get_stream_context(Driver& driver, StreamHandle stream, ContextHandle* context) {
@@ -63,7 +36,7 @@ DOUBLE_API Status cuStreamCreate(StreamHandle* stream, unsigned flags) {
 DOUBLE_API Status cuStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int priority) {
     return call("cuStreamCreateWithPriority", [&](Driver& driver, Lock&) {
         create_stream(driver, stream, flags,
-                      std::clamp(priority, kGreatestPriority, kLeastPriority));
+                      std::clamp(priority, kVendor.greatest_priority, kVendor.least_priority));
     });
 }
 
@@ -101,51 +74,24 @@ DOUBLE_API Status cuStreamGetCtx_v2(StreamHandle stream, ContextHandle* context,
 }
 
 DOUBLE_API Status cuStreamQuery(StreamHandle handle) {
-    return call("cuStreamQuery", [&](Driver& driver, Lock&) {
-        const auto stream = driver.stream(handle);
-        driver.captures.refuse_stream(*stream);
-        return !stream->last || stream->last->done() ? kSuccess : kNotReady;
-    });
+    return call("cuStreamQuery", [&](Driver& driver, Lock&) { return query(driver, handle); });
 }
 
 DOUBLE_API Status cuStreamSynchronize(StreamHandle handle) {
-    return call("cuStreamSynchronize", [&](Driver& driver, Lock& lock) {
-        const auto stream = driver.stream(handle);
-        driver.captures.refuse_stream(*stream);
-        const auto last = stream->last;
-        lock.unlock();
-        if (last) last->wait();
-        return stream->context->status();
-    });
+    return call("cuStreamSynchronize",
+                [&](Driver& driver, Lock& lock) { return synchronize(driver, lock, handle); });
 }
 
 DOUBLE_API Status cuStreamWaitEvent(StreamHandle stream_handle, EventHandle event_handle,
                                     unsigned flags) {
     return call("cuStreamWaitEvent", [&](Driver& driver, Lock&) {
-        const auto stream = driver.stream(stream_handle);
-        const auto event = driver.event(event_handle);
-        if ((flags & ~kEventExternal) != 0) throw Failure{kInvalidValue};
-        if ((flags & kEventExternal) != 0) {
-            if (!stream->capture) throw Failure{kIllegalState};
-            driver.submit(*stream, external_wait(event));
-        } else if (stream->capture || event->capture) {
-            driver.captures.wait(stream, *event);
-        } else if (event->last) {
-            Work awaited = wait_for(event->last);
-            awaited.log_line = "await " + name_of(event_handle);
-            driver.submit(*stream, std::move(awaited));
-        }
+        wait_for_event(driver, stream_handle, event_handle, flags);
     });
 }
 
 DOUBLE_API Status cuEventCreate(EventHandle* event, unsigned flags) {
-    return call("cuEventCreate", [&](Driver& driver, Lock&) {
-        const auto context = driver.current();
-        if (flags > kMostEventFlags) throw Failure{kInvalidValue};
-        auto made = std::make_shared<Event>(Event{new_handle(), context, flags, nullptr, {}, {}});
-        out(event) = made->handle;
-        driver.events.add(std::move(made));
-    });
+    return call("cuEventCreate",
+                [&](Driver& driver, Lock&) { create_event(driver, event, flags); });
 }
 
 DOUBLE_API Status cuEventDestroy(EventHandle event) {
@@ -163,42 +109,18 @@ DOUBLE_API Status cuEventRecordWithFlags(EventHandle event, StreamHandle stream,
 }
 
 DOUBLE_API Status cuEventQuery(EventHandle handle) {
-    return call("cuEventQuery", [&](Driver& driver, Lock&) {
-        const auto event = driver.event(handle);
-        driver.captures.refuse_event(*event);
-        driver.captures.refuse_unsafe();
-        return !event->last || event->last->done() ? kSuccess : kNotReady;
-    });
+    return call("cuEventQuery", [&](Driver& driver, Lock&) { return query_event(driver, handle); });
 }
 
 DOUBLE_API Status cuEventSynchronize(EventHandle handle) {
     return call("cuEventSynchronize", [&](Driver& driver, Lock& lock) {
-        const auto event = driver.event(handle);
-        driver.captures.refuse_event(*event);
-        driver.captures.refuse_unsafe();
-        const auto last = event->last;
-        lock.unlock();
-        if (last) last->wait();
-        return event->context->status();
+        return synchronize_event(driver, lock, handle);
     });
 }
 
 DOUBLE_API Status cuEventElapsedTime(float* milliseconds, EventHandle start, EventHandle end) {
-    return call("cuEventElapsedTime", [&](Driver& driver, Lock&) {
-        const auto from = driver.event(start);
-        const auto to = driver.event(end);
-        driver.captures.refuse_event(*from);
-        driver.captures.refuse_event(*to);
-        if (from->context != to->context ||
-            ((from->flags | to->flags) & kEventDisableTiming) != 0) {
-            throw Failure{kInvalidHandle};
-        }
-        if (!from->last || !to->last) throw Failure{kInvalidHandle};
-        if (!from->last->done() || !to->last->done()) return kNotReady;
-        out(milliseconds) =
-            static_cast<float>(to->last->time_ns() - from->last->time_ns()) / 1'000'000.0F;
-        return kSuccess;
-    });
+    return call("cuEventElapsedTime",
+                [&](Driver& driver, Lock&) { return elapsed(driver, milliseconds, start, end); });
 }
 DOUBLE_ALIAS(cuEventElapsedTime_v2, cuEventElapsedTime);
 
@@ -233,20 +155,5 @@ DOUBLE_ALIAS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp);
 DOUBLE_API Status cuLaunchHostFunc(StreamHandle stream, HostFunction function, void* data) {
     return call("cuLaunchHostFunc", [&](Driver& driver, Lock&) {
         driver.submit(*driver.stream(stream), host_function(function, data));
-    });
-}
-
-// Makes the context of the stream fail with the status when the stream has done what was enqueued
-// before, as a kernel may that touches what it must not.
-DOUBLE_API Status ficcoDoubleFailStream(StreamHandle stream, Status status) {
-    return call("ficcoDoubleFailStream", [&](Driver& driver, Lock&) {
-        driver.submit(*driver.stream(stream), fail(status));
-    });
-}
-
-// Makes the stream idle for that long after its earlier work.
-DOUBLE_API Status ficcoDoubleStallStream(StreamHandle stream, double seconds) {
-    return call("ficcoDoubleStallStream", [&](Driver& driver, Lock&) {
-        driver.submit(*driver.stream(stream), sleep(seconds));
     });
 }

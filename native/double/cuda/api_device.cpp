@@ -4,7 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "call.hpp"
+#include "calls.hpp"
+#include "vendor.hpp"
 
 using namespace ficco::driver_double;
 
@@ -116,15 +117,6 @@ std::string pci_bus_id(int device) {
 void copy_text(char* to, int length, const std::string& text) {
     if (to == nullptr || length < 1) throw Failure{kInvalidValue};
     std::snprintf(to, static_cast<std::size_t>(length), "%s", text.c_str());
-}
-
-// Waits until all work on the streams of a context has ended.
-void synchronize(Driver& driver, Lock& lock, const std::shared_ptr<Context>& context) {
-    driver.captures.refuse_context(*context);
-    const auto pending = driver.pending(*context);
-    lock.unlock();
-    for (const auto& completion : pending) completion->wait();
-    if (context->status() != kSuccess) throw Failure{context->status()};
 }
 
 }  // namespace
@@ -333,8 +325,8 @@ DOUBLE_API Status cuCtxSynchronize_v2(ContextHandle context) {
 DOUBLE_API Status cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     return call("cuCtxGetStreamPriorityRange", [&](Driver& driver, Lock&) {
         driver.current();
-        if (least != nullptr) *least = kLeastPriority;
-        if (greatest != nullptr) *greatest = kGreatestPriority;
+        if (least != nullptr) *least = kVendor.least_priority;
+        if (greatest != nullptr) *greatest = kVendor.greatest_priority;
     });
 }
 

@@ -1,0 +1,112 @@
+// The interface: code objects, and launches of their kernels.
+#include <elf.h>
+
+#include <cstring>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "hip_call.hpp"
+#include "kernels.hpp"
+
+using namespace ficco::driver_double;
+
+namespace {
+
+constexpr Status kInvalidImage = 200;
+constexpr Status kNoBinary = 209;
+constexpr Elf64_Half kAmdGpu = 224;              // EM_AMDGPU
+constexpr std::string_view kDescriptor = ".kd";  // ends the symbol of a kernel's descriptor
+constexpr unsigned kMostSharedBytes = 64U << 10;
+
+// Kernels by module. Guarded by the driver's mutex.
+using Names = std::set<std::string>;
+std::map<ModuleHandle, Names>& modules() {
+    static auto& modules = *new std::map<ModuleHandle, Names>;
+    return modules;
+}
+
+template <class Value>
+Value read(const char* at) {
+    Value value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+}
+
+// The kernels of a code object, which its symbols name.
+Names kernels_of(const char* image) {
+    if (std::memcmp(image, ELFMAG, SELFMAG) != 0) throw Failure{kInvalidImage};
+    const auto header = read<Elf64_Ehdr>(image);
+    if (header.e_machine != kAmdGpu) throw Failure{kNoBinary};
+    const auto section = [&](std::size_t i) {
+        return read<Elf64_Shdr>(image + header.e_shoff + i * sizeof(Elf64_Shdr));
+    };
+    Names found;
+    for (std::size_t i = 0; i < header.e_shnum; ++i) {
+        const Elf64_Shdr symbols = section(i);
+        if (symbols.sh_type != SHT_SYMTAB && symbols.sh_type != SHT_DYNSYM) continue;
+        const char* names = image + section(symbols.sh_link).sh_offset;
+        for (std::size_t at = 0; at < symbols.sh_size; at += sizeof(Elf64_Sym)) {
+            const auto symbol = read<Elf64_Sym>(image + symbols.sh_offset + at);
+            const std::string_view name = names + symbol.st_name;
+            if (!name.ends_with(kDescriptor)) continue;
+            found.emplace(name.substr(0, name.size() - kDescriptor.size()));
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+DOUBLE_API Status hipModuleLoadData(ModuleHandle* module, const void* image) {
+    return hip_call("hipModuleLoadData", [&](Driver& driver, Lock&) {
+        driver.captures.refuse_unsafe();
+        if (image == nullptr) throw Failure{kInvalidValue};
+        Names names = kernels_of(static_cast<const char*>(image));
+        modules()[out(module) = new_handle()] = std::move(names);
+    });
+}
+
+DOUBLE_API Status hipModuleUnload(ModuleHandle module) {
+    return hip_call("hipModuleUnload", [&](Driver&, Lock&) {
+        if (modules().erase(module) == 0) throw Failure{kInvalidHandle};
+    });
+}
+
+DOUBLE_API Status hipModuleGetFunction(FunctionHandle* function, ModuleHandle module,
+                                       const char* name) {
+    return hip_call("hipModuleGetFunction", [&](Driver& driver, Lock&) {
+        const auto found = modules().find(module);
+        if (found == modules().end()) throw Failure{kInvalidHandle};
+        if (!found->second.contains(name)) throw Failure{kNotFound};
+        const ContextHandle context = driver.current()->handle;
+        out(function) = Kernels::get().add(Known::kNone, {}, context);
+    });
+}
+
+DOUBLE_API Status hipModuleLaunchKernel(FunctionHandle function, unsigned grid_x, unsigned grid_y,
+                                        unsigned grid_z, unsigned block_x, unsigned block_y,
+                                        unsigned block_z, unsigned shared_bytes,
+                                        StreamHandle stream, void** parameters, void** extra) {
+    return hip_call("hipModuleLaunchKernel", [&](Driver& driver, Lock&) {
+        const Shape shape{grid_x, grid_y, grid_z, block_x * block_y * block_z, shared_bytes};
+        launch(driver, function, shape, stream, parameters, extra, kMostSharedBytes);
+    });
+}
+
+// Replaces a kernel of a code object, with parameters of so many bytes, by a host function.
+DOUBLE_API Status ficcoDoubleStandInWith(FunctionHandle function, const std::size_t* bytes,
+                                         int count, HostKernel run) {
+    return call("ficcoDoubleStandInWith", [&](Driver&, Lock&) {
+        Kernels::get().describe(function, {&out(bytes), static_cast<std::size_t>(count)});
+        Kernels::get().stand_in(function, run);
+    });
+}
+
+// The handle of a kernel with the parameters BEGUN, GO and LIMIT_NS: each of its blocks stores 1 to
+// a word from BEGUN on, then the kernel waits for the word GO, or so long. With a thread for every
+// slot of the device, nothing else that needs a compute unit begins meanwhile.
+DOUBLE_API FunctionHandle ficcoDoubleHoldingKernel() {
+    constexpr std::size_t kBytes[] = {8, 8, 8};
+    return Kernels::get().add(Known::kHolding, kBytes, nullptr);
+}

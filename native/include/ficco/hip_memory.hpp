@@ -1,0 +1,26 @@
+// Memory of a device for windows, which other devices and processes write to.
+#pragma once
+
+#include <cstddef>
+
+#include "ficco/gpu.hpp"
+#include "ficco/hip_api.hpp"
+
+namespace ficco::hip {
+
+// Data are fine-grained: a kernel sees what a peer has written after a system-scope acquire. Words
+// are not cached, so that a kernel that polls sees them.
+enum class WindowPart { data, words };
+
+// Memory of a device, which is zero. It waits for the device. The calls throw GpuError, and do not
+// change the thread's current device.
+GpuAddress new_window_memory(int device, std::size_t bytes, WindowPart part);
+void delete_window_memory(int device, GpuAddress address);
+
+// A handle by which another process of the host opens the memory; none opens its own.
+IpcHandle export_memory(int device, GpuAddress address);
+// The memory in this process, as `device` reaches it.
+GpuAddress open_memory(int device, const IpcHandle& handle);
+void close_memory(int device, GpuAddress address);
+
+}  // namespace ficco::hip

@@ -1,0 +1,44 @@
+// AMD's devices in ficco._native. ficco/_native.pyi documents each call.
+#include "ficco/hip.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "arrays.hpp"
+
+namespace ficco::bind {
+
+namespace {
+
+using namespace nb::literals;
+
+// name, arch, PCI domain, bus and device, compute units, threads of a wavefront, bytes of memory
+// and of shared memory, peers
+using HipTuple = std::tuple<std::string, std::string, std::tuple<int, int, int>, int, int,
+                            std::size_t, std::size_t, std::vector<bool>>;
+
+HipTuple hip_tuple(int device) {
+    const hip::Capabilities found = hip::capabilities(device);
+    return {found.name,          found.arch, {found.pci[0], found.pci[1], found.pci[2]},
+            found.compute_units, found.warp, found.memory_bytes,
+            found.shared_bytes,  found.peers};
+}
+
+}  // namespace
+
+void bind_hip(nb::module_& module) {
+    module.def("hip_driver_version", [] { return hip::library().version; });
+    module.def("hip_library", [] { return hip::library().path; });
+    module.def("hip_device_count", &hip::device_count);
+    module.def("hip_capabilities", &hip_tuple, "device"_a);
+    module.def("open_hip", &hip::open_gpu, "device"_a, WithoutGil());
+}
+
+}  // namespace ficco::bind

@@ -1,0 +1,111 @@
+// What the tests of HIP need of the library's double.
+#pragma once
+
+#include <dlfcn.h>
+#include <elf.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "ficco/hip.hpp"
+#include "ficco/hip_device.hpp"
+#include "ficco/hip_memory.hpp"
+
+namespace ficco::hip::test {
+
+// A function of the double, by its type.
+template <class Function>
+Function* symbol(const char* name) {
+    static void* const library = dlopen(hip::library().path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    auto* found = reinterpret_cast<Function*>(dlsym(library, name));
+    if (found == nullptr) ficco::test::give_up(__FILE__, __LINE__, std::string("no ") + name);
+    return found;
+}
+
+inline void fail_call(const char* function, int status, int skip = 0) {
+    symbol<void(const char*, int, int)>("ficcoDoubleFailCall")(function, skip, status);
+}
+inline void no_cu(const char* mode) { symbol<void(const char*)>("ficcoDoubleNoCu")(mode); }
+inline unsigned long long count(const char* kind) {
+    return symbol<unsigned long long(const char*)>("ficcoDoubleCounts")(kind);
+}
+
+using HostKernel = void (*)(void** parameters, const unsigned* shape);
+inline GpuKernel new_kernel(std::vector<std::size_t> bytes, HostKernel run) {
+    bytes.reserve(1);  // the double wants an address
+    return symbol<void*(const std::size_t*, int, HostKernel)>("ficcoDoubleKernel")(
+        bytes.data(), static_cast<int>(bytes.size()), run);
+}
+
+// The parameters of a kernel that has none.
+inline void* no_parameters[1] = {nullptr};
+
+inline bool idle_within(Gpu& gpu, GpuStream stream, double seconds) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (!gpu.idle(stream)) {
+        if (std::chrono::steady_clock::now() > end) return false;
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return true;
+}
+inline void drain(Gpu& gpu, GpuStream stream) { CHECK(idle_within(gpu, stream, 10)); }
+
+inline BoxCopy rows(GpuAddress to, GpuAddress from, std::int64_t bytes, std::int64_t count = 1) {
+    return {to, bytes, from, bytes, count, bytes};
+}
+
+// Device 0 and a stream of it; devices 0 and 1 reach each other. Device 0 is current.
+struct Bench {
+    Bench() {
+        for (const int device : {1, 0}) {
+            call<&Table::hipSetDevice>(device);
+            symbol<int(int, unsigned)>("hipDeviceEnablePeerAccess")(1 - device, 0);
+        }
+        stream = gpu->new_stream(false);
+    }
+    ~Bench() { gpu->delete_stream(stream); }
+
+    std::uint32_t read(GpuAddress word) {
+        std::uint32_t value = 0;
+        gpu->read(&value, word, sizeof(value), stream);
+        drain(*gpu, stream);
+        return value;
+    }
+
+    const std::shared_ptr<Gpu> gpu = open_gpu(0);
+    GpuStream stream = nullptr;
+};
+
+// A code object with one kernel, which has no code.
+inline std::string code_object(const std::string& kernel, Elf64_Half machine = 224) {
+    const std::string names = std::string(1, '\0') + kernel + ".kd" + '\0';
+    std::array<Elf64_Shdr, 3> sections{};
+    std::array<Elf64_Sym, 2> symbols{};
+    symbols[1].st_name = 1;
+    Elf64_Ehdr header{};
+    std::memcpy(header.e_ident, ELFMAG, SELFMAG);
+    header.e_machine = machine;
+    header.e_shentsize = sizeof(Elf64_Shdr);
+    header.e_shnum = sections.size();
+    header.e_shoff = sizeof(header);
+    sections[1].sh_type = SHT_SYMTAB;
+    sections[1].sh_link = 2;
+    sections[1].sh_offset = sizeof(header) + sizeof(sections);
+    sections[1].sh_size = sizeof(symbols);
+    sections[2].sh_type = SHT_STRTAB;
+    sections[2].sh_offset = sections[1].sh_offset + sizeof(symbols);
+    std::string image(sections[2].sh_offset, '\0');
+    std::memcpy(image.data(), &header, sizeof(header));
+    std::memcpy(image.data() + sizeof(header), sections.data(), sizeof(sections));
+    std::memcpy(image.data() + sections[1].sh_offset, symbols.data(), sizeof(symbols));
+    return image + names;
+}
+
+}  // namespace ficco::hip::test
