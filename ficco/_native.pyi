@@ -212,8 +212,8 @@ class Program:
                        15 bit 0: source in the other copy of its window, bit 1: destination
         raise, wait,   4 rank that holds the word, 5 its index; 6 value that raise stores and wait
         clear          expects, 7 = 1: the call's digest instead; 15 bit 0: word in the other copy.
-                       clear stores 0. raise, clear: 8 how, on GPUs: 0 by the stream, 1 by a 4-byte
-                       copy, 2 by one kernel for all words of the step, on lane -1 alone
+                       clear stores 0. 8 how, on GPUs: 0 by the stream; 1 by a 4-byte copy, not for
+                       waits; 2 by one kernel for all words of the step, on lane -1 alone
         after          4 step of this program that must be done
         expect, missed as wait; only on GPUs, see `GpuProgram`
 

@@ -62,6 +62,8 @@ class BoundProgram:
             if not isinstance(entry.launch.work, (Gated, OneKernel))
         }
         counts = (encoded.segment_count, encoded.row_count, len(encoded.slots))
+        if program.target.wait == "kernel":
+            device.stop_word(compute)  # its kernels poll it
         self._native = _native.GpuProgram(
             device.native, window.native, encoded.ops, encoded.windows, counts, digest
         )

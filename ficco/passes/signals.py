@@ -44,6 +44,8 @@ def stored(
         pieces = [(*piece, "kernel") for piece in _batches(clears, raises)]
     elif not target.writable:
         return [SignalWrite(name, lane, after, clears, raises, "stream")]
+    elif not all(target.writes_to(signal.rank) for signal in clears):
+        return [SignalWrite(name, lane, after, clears, raises, "copy")]
     else:
         written = tuple([signal for signal in raises if target.writes_to(signal.rank)])
         copied = tuple([signal for signal in raises if not target.writes_to(signal.rank)])

@@ -334,7 +334,8 @@ class Encoder:
             self._delay(self.clear_ns * len(clears) + self.signal_ns * len(raises))
         self._store(_CLEAR, clears)
         self._store(_RAISE, raises)
-        return self.host_copy_ns * len(raises) if how == "copy" else self.host_words_ns
+        copied = len(clears) + len(raises)
+        return self.host_copy_ns * copied if how == "copy" else self.host_words_ns
 
     def _store(self, action: int, signals: Sequence[Signal]) -> None:
         for signal in signals:

@@ -155,6 +155,20 @@ struct StoredWords {
 };
 static_assert(sizeof(StoredWords) == 1544);
 
+// The parameter of the kernel that waits for words: their addresses and values; the words to give
+// up for, to set meanwhile and to report to; the data to fill; and the number of each word.
+struct AwaitedWords {
+    Address at[128];
+    std::uint32_t value[128];
+    Address stop, lane, missed;
+    std::uint64_t limit_ns;
+    Address data[2];
+    std::uint64_t data_bytes;
+    std::uint32_t number[128];
+    std::uint32_t mark, count;
+};
+static_assert(sizeof(AwaitedWords) == 2112);
+
 // A tensor map in this driver's encoding; the real encoding is unknown.
 struct alignas(64) TensorMap {
     std::uint64_t address;

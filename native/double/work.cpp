@@ -339,6 +339,8 @@ Work kernel(const Kernel& kernel, const Shape& shape, void** parameters) {
     switch (kernel.known) {
         case Known::kStoring:
             return storing(*static_cast<const StoredWords*>(parameters[0]), shape);
+        case Known::kAwaiting:
+            return awaiting(*static_cast<const AwaitedWords*>(parameters[0]));
         case Known::kHolding:
             return holding(number(0), number(1), number(2), shape);
         case Known::kOne: {
@@ -387,6 +389,54 @@ Work storing(const StoredWords& words, const Shape& shape) {
                 store_all(words.first, words.count);
                 Faults::get().count("kernel", 1);
                 Faults::get().count("stored", words.count);
+            },
+            log_line};
+}
+
+Work awaiting(const AwaitedWords& words) {
+    std::string log_line = "kernel_wait";
+    for (unsigned i = 0; CallLog::get().on() && i < words.count; ++i) {
+        log_line += " " + std::to_string(words.at[i]) + "=" + std::to_string(words.value[i]);
+    }
+    return {NodeType::kKernel,
+            [words](Context& context) {
+                using Clock = std::chrono::steady_clock;
+                Multiprocessors::get().wait(context.device, context);
+                const auto end = Clock::now() + std::chrono::nanoseconds(words.limit_ns);
+                const auto word_at = [&](Address address) {
+                    pin(context, {address, Expect::kKnown}, sizeof(std::uint32_t));
+                    return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address));
+                };
+                store(words.lane, words.mark, context);
+                const auto stop = word_at(words.stop);
+                std::uint32_t missing = 0;
+                for (unsigned i = 0; i < words.count; ++i) {
+                    const auto word = word_at(words.at[i]);
+                    const auto reached = [&] {
+                        return word.load(std::memory_order_acquire) == words.value[i];
+                    };
+                    const auto gives_up = [&] {
+                        return stop.load() != 0 || Clock::now() > end || context.over();
+                    };
+                    for (int turn = 0; !reached(); ++turn) {
+                        if (gives_up()) {
+                            missing = std::max(missing, words.number[i]);
+                            break;
+                        }
+                        if (turn >= kSpins) Bell::get().pause(kShortestPause);
+                    }
+                }
+                if (missing != 0) {
+                    const auto missed = word_at(words.missed);
+                    if (missed.load() < missing) missed.store(missing);
+                    for (const Address data : words.data) {
+                        if (words.data_bytes == 0) break;
+                        const auto block = pin(context, {data, Expect::kKnown}, words.data_bytes);
+                        std::memset(bytes_at(data), 0xFF, words.data_bytes);
+                    }
+                }
+                store(words.lane, 0, context);
+                Faults::get().count("kernel", 1);
             },
             log_line};
 }

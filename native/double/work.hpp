@@ -37,6 +37,7 @@ Work fill(const Context& context, Address target, std::uint32_t value, std::size
 Work memory_operations(const Context& context, std::vector<MemOp> operations);
 Work host_function(HostFunction function, void* data);
 Work storing(const StoredWords& words, const Shape& shape);
+Work awaiting(const AwaitedWords& words);
 // Says of every block that it runs, in words at `begun`, then waits for the word `go`, or so long.
 // Where it fills a device, kernels and copies within the device wait meanwhile.
 Work holding(Address begun, Address go, std::uint64_t limit_ns, const Shape& shape);

@@ -34,6 +34,12 @@ class FakeGpu : public Gpu {
         GpuStream stream;
     };
     std::vector<Stored> stored;
+    struct Awaited {
+        std::vector<AwaitedValue> words;
+        KernelWait wait;  // without its words
+        GpuStream stream;
+    };
+    std::vector<Awaited> kernel_waits;
     std::string lacks = "it has no kernels";  // to store words
     std::vector<GpuStream> waited;            // for events
     std::uint64_t capture = 1;
@@ -70,6 +76,11 @@ class FakeGpu : public Gpu {
         told.push_back("store");
         nodes_.kernels += !drops;
         stored.push_back({{writes.begin(), writes.end()}, stream});
+    }
+    void await(const KernelWait& wait, GpuStream stream) override {
+        told.push_back("await");
+        nodes_.kernels += !drops;
+        kernel_waits.push_back({{wait.words.begin(), wait.words.end()}, wait, stream});
     }
     void fill(GpuAddress, unsigned char, std::size_t, GpuStream) override {}
     void read(void*, GpuAddress, std::size_t, GpuStream) override {}

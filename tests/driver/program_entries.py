@@ -46,6 +46,13 @@ TARGETS: dict[str, dict[str, Any]] = {
     "streams store all signals": {"store_from": 0},
     "kernels store from one signal on": {"store_from": 1},
     "no batches": {"batches": False},
+    "waits by kernels": {"wait": "kernel"},
+    "waits by kernels, all else by copies of rows": {
+        "wait": "kernel",
+        "copies_2d": False,
+        "store_from": 0,
+        "writable": (False,) * 8,
+    },
 }
 
 
@@ -67,6 +74,8 @@ class Expected:
     def lines(self, entry: Entry) -> Iterator[tuple[Any, ...]]:
         if isinstance(entry, Copy):
             yield ("copy", *self._box(entry.source, entry.target))
+        elif isinstance(entry, Wait) and entry.how == "kernel":
+            yield ("kernel_wait", *[(self._word(s), self._value(s)) for s in entry.signals])
         elif isinstance(entry, Wait):
             for signal in entry.signals:
                 yield ("wait", self._word(signal), self._value(signal))
@@ -150,9 +159,9 @@ def logged(windows: Window) -> list[Stream]:
                 if (rows, row_bytes) == (1, 4) and known(to):
                     begin = ctypes.c_uint32.from_address(begin).value  # of the constant
                 found.lines.append(("copy", to, begin, rows, row_bytes))
-            elif kind == "store":
+            elif kind in ("store", "kernel_wait"):
                 pairs = [tuple(map(int, pair.split("="))) for pair in rest]
-                found.lines.append(("store", *[pair for pair in pairs if known(pair[0])]))
+                found.lines.append((kind, *[pair for pair in pairs if known(pair[0])]))
             elif kind == "host":
                 found.lines.append(("host",))
             else:

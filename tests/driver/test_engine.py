@@ -292,6 +292,8 @@ def test_the_watch_is_done_with_a_call_that_was_given_up(double_folder: Path) ->
         "streams store all signals",
         "kernels store from one signal on",
         "no batches",
+        "waits by kernels",
+        "waits by kernels, all else by copies of rows",
     ],
 )
 def test_what_is_submitted_is_the_program(double_folder: Path, target: str) -> None:

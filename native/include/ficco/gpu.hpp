@@ -37,6 +37,28 @@ struct WordCommand {
 // Maximum number of writes of one kernel.
 inline constexpr std::size_t kMostStored = 128;
 
+// A word that a kernel waits for, and its number in the word of `KernelWait::missed`.
+struct AwaitedValue {
+    GpuAddress address;
+    std::uint32_t value;
+    std::uint32_t number;  // 1 or more
+};
+
+// A wait by a kernel for at most kMostStored words. It gives up when the word `stop` is not 0, or
+// after the limit; then it writes the largest number of a missing word to `missed`, if that word is
+// smaller, and fills the data with bytes of 1s, which are NaN. The word `lane` has the value `mark`
+// from the kernel's begin to its end, and then 0.
+struct KernelWait {
+    std::span<const AwaitedValue> words;
+    GpuAddress stop;
+    GpuAddress lane;
+    std::uint32_t mark;
+    GpuAddress missed;
+    std::uint64_t limit_ns;
+    std::array<GpuAddress, 2> data;
+    std::size_t data_bytes;  // of each, a multiple of 4
+};
+
 // Two-dimensional copy; a pitch is the distance between rows in bytes.
 struct BoxCopy {
     GpuAddress to;
@@ -158,11 +180,13 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     // that a copy of it raises a word elsewhere. It is allocated and written once per value, on a
     // separate stream, also while other streams are captured.
     virtual GpuAddress constant(std::uint32_t value) = 0;
-    // Why there is no kernel for `store`; empty if there is one.
+    // Why there are no kernels for `store` and `await`; empty if there are.
     virtual const std::string& no_store() const noexcept = 0;
     // Writes up to kMostStored words by one kernel, after all earlier work, visible to all devices
     // and the host: first the leading ones with value 0, then the others in any order.
     virtual void store(std::span<const WordCommand> writes, GpuStream stream) = 0;
+    // Waits for words by one kernel. What was written before a word is visible to later work.
+    virtual void await(const KernelWait& wait, GpuStream stream) = 0;
     virtual void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
                       GpuStream stream) = 0;
     virtual void read(void* host, GpuAddress address, std::size_t bytes, GpuStream stream) = 0;

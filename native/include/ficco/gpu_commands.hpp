@@ -18,6 +18,7 @@ struct GpuAction {
         copy,     // copies[first]
         words,    // words[first] to [last], one batch of stream memory operations
         stores,   // likewise, by a kernel
+        awaits,   // awaited[first] to [last], by a kernel
         signals,  // signals[first] to [last], one copy of four bytes each
         record,   // the event of step `first`
         wait,     // for the event of step `first`
@@ -39,8 +40,9 @@ struct SignalCopy {
 struct GpuCommands {
     std::vector<std::vector<GpuAction>> segments;  // each in submission order
     std::vector<CopyOp> copies;
-    std::array<std::vector<WordCommand>, kWindowCopies> words;   // by copy of the call
-    std::array<std::vector<SignalCopy>, kWindowCopies> signals;  // likewise
+    std::array<std::vector<WordCommand>, kWindowCopies> words;     // by copy of the call
+    std::array<std::vector<AwaitedValue>, kWindowCopies> awaited;  // likewise
+    std::array<std::vector<SignalCopy>, kWindowCopies> signals;    // likewise
 };
 
 // The target of compiled rows.

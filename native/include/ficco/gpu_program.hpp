@@ -111,6 +111,7 @@ class GpuProgram {
     void record_time(int step, bool ended);
     void settle();  // submits a delayed mark and end stamp
     void run(const GpuAction& action);
+    void await(std::span<const AwaitedValue> words);
     void run_copy(const CopyOp& copy, GpuStream stream);
     void fork();
     void join();

@@ -78,6 +78,7 @@ class GpuWatch {
     std::uint32_t missed() const noexcept;
     // A device word, initially 0, that becomes 1 when the group fails: kernels then give up.
     void set_stop_word(GpuAddress word);
+    GpuAddress stop_word();  // 0 if none is set
 
   private:
     struct Seen {

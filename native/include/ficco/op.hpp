@@ -29,10 +29,10 @@ struct CopyOp {
     std::int64_t latency_ns;
 };
 
-// Ways to raise or clear a word.
+// Ways to raise or clear a word, or to wait for one.
 //
 //     write   by the stream (a memory operation), several words in one driver call
-//     copy    by a copy engine: four bytes from a constant, after the stream's earlier work
+//     copy    by a copy engine: four bytes from a constant, after the stream's earlier work; raises
 //     store   by a kernel on the caller's stream, all words of a step in one launch
 enum class Raising { write, copy, store };
 
@@ -42,7 +42,7 @@ struct WordOp {
     std::uint32_t value;
     bool digest;  // use the call's digest instead of `value`
     int other_copy;
-    Raising how;  // for raise and clear
+    Raising how;  // for raise, clear and wait
 };
 
 struct Op {

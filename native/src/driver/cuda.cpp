@@ -16,7 +16,7 @@
 #include "ficco/clock.hpp"
 #include "ficco/cuda_code.hpp"
 #include "ficco/cuda_constants.hpp"
-#include "ficco/cuda_store.hpp"
+#include "ficco/cuda_words.hpp"
 
 namespace ficco::cuda {
 
@@ -122,7 +122,7 @@ class CudaGpu final : public Gpu {
     void load_kernels() {
         const Current current(*this);
         try {
-            store_ = load_store_kernel(device_);
+            kernels_ = load_word_kernels(device_);
             no_store_.clear();
         } catch (const GpuError& error) {
             no_store_ = error.what();
@@ -213,7 +213,10 @@ class CudaGpu final : public Gpu {
 
     const std::string& no_store() const noexcept override { return no_store_; }
     void store(std::span<const WordCommand> writes, GpuStream stream) override {
-        launch_store_kernel(store_, writes, static_cast<Stream>(stream));
+        launch_store_kernel(kernels_.store, writes, static_cast<Stream>(stream));
+    }
+    void await(const KernelWait& wait, GpuStream stream) override {
+        launch_await_kernel(kernels_.await, wait, static_cast<Stream>(stream));
     }
 
     void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
@@ -364,7 +367,7 @@ class CudaGpu final : public Gpu {
     const HeldContext context_;
     const bool one_queue_ = has_one_queue();  // read once, as in the driver
     int urgent_ = 0;
-    Function store_ = nullptr;
+    WordKernels kernels_;
     std::string no_store_ = "kernels are loaded where the device is opened first";
 };
 

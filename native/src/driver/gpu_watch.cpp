@@ -107,6 +107,11 @@ void GpuWatch::set_stop_word(GpuAddress word) {
     stop_word_ = word;
 }
 
+GpuAddress GpuWatch::stop_word() {
+    const std::lock_guard lock(mutex_);
+    return stop_word_;
+}
+
 GpuAddress GpuWatch::missed_word() const noexcept {
     return page_.device + sizeof(std::uint32_t) * kMissedPlace;
 }

@@ -107,6 +107,9 @@ class HipGpu final : public Gpu {
     void store(std::span<const WordCommand>, GpuStream) override {
         refuse("kernel that stores words: " + no_store());
     }
+    void await(const KernelWait&, GpuStream) override {
+        refuse("kernel that waits for words: " + no_store());
+    }
 
     void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
               GpuStream stream) override {

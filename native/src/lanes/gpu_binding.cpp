@@ -42,7 +42,21 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
     }
 
     const GpuFacts facts = rank_->gpu().facts();
-    std::map<int, std::size_t> stored;  // words that a kernel stores, by step
+    std::map<int, std::size_t> stored;  // words that a kernel stores or waits for, by step
+    const auto check_kernel = [&](const Op& op) {
+        if (op.lane != kInline) {
+            throw std::invalid_argument(
+                "a kernel stores words, or waits for them, on the caller's stream alone");
+        }
+        const std::string lacks = rank_->gpu().no_store();
+        if (!lacks.empty()) {
+            throw std::invalid_argument("no kernel stores words or waits for them: " + lacks);
+        }
+        if (++stored[op.step] > kMostStored) {
+            throw std::invalid_argument("step " + std::to_string(op.step) +
+                                        " has more words than one kernel takes");
+        }
+    };
     const auto check_stored = [&](const Op& op) {
         if (op.word.how == Raising::write && !facts.words) {
             throw std::invalid_argument("the GPU's streams store no words; copy them");
@@ -51,15 +65,18 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             throw std::invalid_argument("a stream may not write the words of rank " +
                                         std::to_string(op.word.rank) + "; copy or store them");
         }
-        if (op.word.how != Raising::store) return;
-        if (op.lane != kInline) {
-            throw std::invalid_argument("a kernel stores words on the caller's stream alone");
-        }
-        const std::string lacks = rank_->gpu().no_store();
-        if (!lacks.empty()) throw std::invalid_argument("no kernel stores words: " + lacks);
-        if (++stored[op.step] > kMostStored) {
-            throw std::invalid_argument("step " + std::to_string(op.step) +
-                                        " has more words than one kernel stores");
+        if (op.word.how == Raising::store) check_kernel(op);
+    };
+    const auto check_wait = [&](const Op& op) {
+        if (op.word.how == Raising::store) {
+            check_kernel(op);
+            if (rank_->watch().stop_word() == 0) {
+                throw std::invalid_argument("a kernel that waits needs a stop word; set one first");
+            }
+        } else if (op.word.how == Raising::copy) {
+            throw std::invalid_argument("a wait is by the stream or by a kernel, not by a copy");
+        } else if (!facts.words) {
+            throw std::invalid_argument("the GPU's streams wait for no words; a kernel can");
         }
     };
     WatchedCalls watched{window_, {}};
@@ -69,9 +86,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             streams_[static_cast<std::size_t>(op.lane)] = rank_->lane(op.lane);
         }
         if (op.kind == Op::Kind::raise || op.kind == Op::Kind::clear) check_stored(op);
-        if (op.kind == Op::Kind::wait && !facts.words) {
-            throw std::invalid_argument("the GPU's streams wait for no words; a kernel can");
-        }
+        if (op.kind == Op::Kind::wait) check_wait(op);
         const bool by_kernel = op.kind == Op::Kind::expect || op.kind == Op::Kind::missed;
         if (by_kernel && (op.lane != kInline || op.segment + 1 >= binding.segments)) {
             throw std::invalid_argument(

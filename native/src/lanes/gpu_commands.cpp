@@ -98,6 +98,10 @@ class Compiler {
     // first wait until after its last one.
     void add_words(const Op& op, bool last_wait) {
         const bool waits = op.kind == Op::Kind::wait;
+        if (waits && op.word.how == Raising::store) {
+            await(op);
+            return;
+        }
         if (!waits && op.word.how == Raising::copy) {
             add_signal(op);
             return;
@@ -133,6 +137,28 @@ class Compiler {
             return;
         }
         actions.push_back({GpuAction::Kind::stores, op.lane, begin, begin + 1});
+    }
+
+    // One kernel waits for the words of a step. It sets and clears the lane's word by itself, so a
+    // later wait has to set that word again.
+    void await(const Op& op) {
+        watched_.erase(op.lane);
+        const auto begin = static_cast<int>(result_.awaited[0].size());
+        for (const int copy : {0, 1}) {
+            const auto number = static_cast<std::uint32_t>(op.word.index) + 1;
+            result_.awaited[static_cast<std::size_t>(copy)].push_back(
+                {word_of(op, copy), value_of(op), number});
+        }
+        auto& actions = segment_of(op);
+        const bool joins = awaited_ == op.step && !actions.empty() &&
+                           actions.back().kind == GpuAction::Kind::awaits &&
+                           actions.back().last == begin;
+        awaited_ = op.step;
+        if (joins) {
+            actions.back().last = begin + 1;
+        } else {
+            actions.push_back({GpuAction::Kind::awaits, op.lane, begin, begin + 1});
+        }
     }
 
     // A copy of a constant. Consecutive signals are one action.
@@ -213,6 +239,7 @@ class Compiler {
     const GpuTarget& target_;
     const bool timed_;
     int stored_ = -1;        // the step whose words the last store has
+    int awaited_ = -1;       // the step whose words the last kernel waits for
     int cleared_ = -1;       // the last command that clears the watchdog's word of a lane
     std::set<int> watched_;  // lanes whose word is set
     std::set<std::pair<int, int>> after_;  // lanes, and steps that they have waited for

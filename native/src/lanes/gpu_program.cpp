@@ -224,6 +224,10 @@ void GpuProgram::run(const GpuAction& action) {
                 ++submitted_.copies;
             }
             return;
+        case GpuAction::Kind::awaits:
+            await(std::span(commands.awaited[static_cast<std::size_t>(copy_)])
+                      .subspan(first, static_cast<std::size_t>(action.last - action.first)));
+            return;
         case GpuAction::Kind::words:
         case GpuAction::Kind::stores: {
             const auto words =
@@ -238,6 +242,25 @@ void GpuProgram::run(const GpuAction& action) {
             return;
         }
     }
+}
+
+// The watchdog finds that a wait lasts too long, and stops it. The kernel's own limit is for a
+// device that does not do what the watchdog asks.
+void GpuProgram::await(std::span<const AwaitedValue> words) {
+    constexpr double kLimits = 2.0;  // time limits of the group
+    GpuWatch& watch = rank_->watch();
+    const int rank = rank_->rank();
+    const double limit_s = kLimits * rank_->group().timeout_s() + GpuWatch::kAnswersWithinS;
+    rank_->gpu().await({.words = words,
+                        .stop = watch.stop_word(),
+                        .lane = watch.lane_word(kInline),
+                        .mark = GpuWatch::mark_of(number_, copy_),
+                        .missed = watch.missed_word(),
+                        .limit_ns = static_cast<std::uint64_t>(1e9 * limit_s),
+                        .data = {window_->data(rank, 0), window_->data(rank, 1)},
+                        .data_bytes = window_->data_bytes()},
+                       caller_);
+    ++submitted_.kernels;
 }
 
 void GpuProgram::run_copy(const CopyOp& copy, GpuStream stream) {

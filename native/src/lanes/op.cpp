@@ -39,7 +39,7 @@ WordOp read_word(const Row& row, const OpLimits& limits, Op::Kind kind) {
             row.in(6, 0, std::numeric_limits<std::uint32_t>::max(), "value"));
         word.digest = row.flag(7, "digest");
     }
-    if (kind == Op::Kind::raise || kind == Op::Kind::clear) {
+    if (kind == Op::Kind::raise || kind == Op::Kind::clear || kind == Op::Kind::wait) {
         word.how = static_cast<Raising>(row.in(8, 0, static_cast<int>(Raising::store), "how"));
     }
     word.other_copy = row.flag(15, "other copy") ? 1 : 0;
