@@ -18,7 +18,7 @@ import double_control as control
 import engine_faults as faults
 from engine_node import CUDA, Node, captured, expected, named, problems, refused
 from numpy_on_stream import NumpyOnStream
-from program_entries import entries
+from program_entries import compile_for, entries
 
 from ficco import oracle, registry
 from ficco.engines.peer_signals import SignalsRefused
@@ -372,5 +372,8 @@ SCENARIOS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    SCENARIOS[sys.argv[1]](**json.loads(sys.argv[2]))
+    words = json.loads(sys.argv[2])
+    if sys.argv[1] != "entries":
+        compile_for(words.pop("target", "own"))
+    SCENARIOS[sys.argv[1]](**words)
     print("right")

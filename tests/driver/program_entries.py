@@ -249,11 +249,15 @@ def check(node: Node, problem: Problem, schedule: Schedule) -> int:
     return crossing
 
 
+def compile_for(target: str) -> None:
+    """Let the engine compile programs for one of TARGETS from now on."""
+    own, fields = cuda.target_of, TARGETS[target]
+    cuda.target_of = lambda *args: own(*args)._replace(**fields)  # type: ignore[assignment]
+
+
 def entries(world: int, target: str) -> None:
     """Every operator and schedule, compiled for a target."""
-    own = cuda.target_of
-    fields = TARGETS[target]
-    cuda.target_of = lambda *args: own(*args)._replace(**fields)  # type: ignore[assignment]
+    compile_for(target)
     node, count, crossing = Node(world), 0, 0
     for problem in problems(world, "bfloat16", random.Random(world), 20):
         for name in Schedule.names(problem.op):

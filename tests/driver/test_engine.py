@@ -247,6 +247,26 @@ def test_an_absent_rank_hangs_nobody_where_copies_are_held(
     )  # fmt: skip
 
 
+KERNELS_WAIT = {"target": "waits by kernels, all else by copies of rows"}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ("disturbed", {"world": 3, "calls": 12}),
+        ("graphs", {"world": 3, "replays": 20, "branches": False}),
+        ("stalled", {"world": 3}),
+        ("absent", {"world": 3, "cases": ABSENT, "within_s": 2.5, "apart": False}),
+        ("reset_at_once", {"world": 3, "rounds": 4}),
+        ("abandoned", {"world": 3}),
+    ],
+)
+def test_kernels_wait_as_streams_do(
+    double_folder: Path, scenario: str, words: dict[str, Any]
+) -> None:
+    run(double_folder, scenario, **words, **KERNELS_WAIT)
+
+
 def test_a_process_ends_while_a_read_stands(double_folder: Path) -> None:
     run(double_folder, "ended_while_a_read_stands", world=2)
 

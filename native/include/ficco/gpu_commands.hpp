@@ -42,6 +42,7 @@ struct GpuCommands {
     std::vector<CopyOp> copies;
     std::array<std::vector<WordCommand>, kWindowCopies> words;     // by copy of the call
     std::array<std::vector<AwaitedValue>, kWindowCopies> awaited;  // likewise
+    std::vector<int> awaiting;                                     // the step of each of these
     std::array<std::vector<SignalCopy>, kWindowCopies> signals;    // likewise
 };
 

@@ -15,6 +15,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -111,7 +112,7 @@ class GpuProgram {
     void record_time(int step, bool ended);
     void settle();  // submits a delayed mark and end stamp
     void run(const GpuAction& action);
-    void await(std::span<const AwaitedValue> words);
+    void await(int step, std::span<const AwaitedValue> words);
     void run_copy(const CopyOp& copy, GpuStream stream);
     void fork();
     void join();
@@ -124,6 +125,9 @@ class GpuProgram {
     const std::shared_ptr<const GpuWindow> window_;
     const std::uint32_t digest_;
     int number_ = 0;  // at the watchdog
+    // Steps that a kernel waits for, and their own numbers there: while such a kernel runs, earlier
+    // words of the call may have been cleared.
+    std::map<int, int> awaiting_;
 
     // Fixed by the binding.
     std::vector<Op> ops_;

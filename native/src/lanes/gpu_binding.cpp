@@ -80,6 +80,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
         }
     };
     WatchedCalls watched{window_, {}};
+    std::map<int, WatchedCalls> by_step;  // what kernels wait for
     for (const Op& op : ops_) {
         if (op.lane != kInline && std::ranges::find(lanes_, op.lane) == lanes_.end()) {
             lanes_.push_back(op.lane);
@@ -100,9 +101,11 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
                                             "; a rank waits for its own words");
             }
             const int lane = op.kind == Op::Kind::missed ? AwaitedWord::kMissed : op.lane;
-            watched.awaited.push_back({lane, op.step, op.word.index,
-                                       op.word.digest ? digest_ : op.word.value,
-                                       op.word.other_copy});
+            const bool apart = op.kind == Op::Kind::wait && op.word.how == Raising::store;
+            WatchedCalls& calls =
+                apart ? by_step.try_emplace(op.step, window_).first->second : watched;
+            calls.awaited.push_back({lane, op.step, op.word.index,
+                                     op.word.digest ? digest_ : op.word.value, op.word.other_copy});
         }
         if (op.kind != Op::Kind::copy || op.copy.rows == 0 || op.copy.row_bytes == 0) continue;
         for (const Place* place : {&op.copy.from, &op.copy.to}) {
@@ -124,6 +127,7 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
     }
     joins_.resize(lanes_.size(), nullptr);
     number_ = rank_->watch().add(std::move(watched));
+    for (auto& [step, calls] : by_step) awaiting_[step] = rank_->watch().add(std::move(calls));
     commands_ = compile(ops_, binding.segments, target(), false);
 }
 
@@ -133,7 +137,10 @@ GpuTarget GpuProgram::target() const {
 
 GpuProgram::~GpuProgram() {
     if (running_) abandon();
-    if (!captured_) rank_->watch().remove(number_);  // graphs continue to write its number
+    if (!captured_) {  // graphs continue to write its numbers
+        rank_->watch().remove(number_);
+        for (const auto& [step, number] : awaiting_) rank_->watch().remove(number);
+    }
     try {
         const Gpu::Current current(rank_->gpu());
         for (const auto* events : {&step_events_, &joins_}) {

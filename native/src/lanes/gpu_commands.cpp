@@ -149,6 +149,7 @@ class Compiler {
             result_.awaited[static_cast<std::size_t>(copy)].push_back(
                 {word_of(op, copy), value_of(op), number});
         }
+        result_.awaiting.push_back(op.step);
         auto& actions = segment_of(op);
         const bool joins = awaited_ == op.step && !actions.empty() &&
                            actions.back().kind == GpuAction::Kind::awaits &&

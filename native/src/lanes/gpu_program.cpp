@@ -225,7 +225,8 @@ void GpuProgram::run(const GpuAction& action) {
             }
             return;
         case GpuAction::Kind::awaits:
-            await(std::span(commands.awaited[static_cast<std::size_t>(copy_)])
+            await(commands.awaiting[first],
+                  std::span(commands.awaited[static_cast<std::size_t>(copy_)])
                       .subspan(first, static_cast<std::size_t>(action.last - action.first)));
             return;
         case GpuAction::Kind::words:
@@ -246,7 +247,7 @@ void GpuProgram::run(const GpuAction& action) {
 
 // The watchdog finds that a wait lasts too long, and stops it. The kernel's own limit is for a
 // device that does not do what the watchdog asks.
-void GpuProgram::await(std::span<const AwaitedValue> words) {
+void GpuProgram::await(int step, std::span<const AwaitedValue> words) {
     constexpr double kLimits = 2.0;  // time limits of the group
     GpuWatch& watch = rank_->watch();
     const int rank = rank_->rank();
@@ -254,7 +255,7 @@ void GpuProgram::await(std::span<const AwaitedValue> words) {
     rank_->gpu().await({.words = words,
                         .stop = watch.stop_word(),
                         .lane = watch.lane_word(kInline),
-                        .mark = GpuWatch::mark_of(number_, copy_),
+                        .mark = GpuWatch::mark_of(awaiting_.at(step), copy_),
                         .missed = watch.missed_word(),
                         .limit_ns = static_cast<std::uint64_t>(1e9 * limit_s),
                         .data = {window_->data(rank, 0), window_->data(rank, 1)},
