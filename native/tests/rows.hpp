@@ -49,7 +49,7 @@ class Rows {
         return row({segment_, lane_, 0, step_, from.slot, from.row, from.byte, to.slot, to.row,
                     to.byte, rows, row_bytes, link.from, link.to, link.latency_ns, copies});
     }
-    // How later words are raised and cleared.
+    // How later words are raised, cleared and waited for.
     Rows& by(Raising how) {
         how_ = how;
         return *this;
@@ -76,7 +76,7 @@ class Rows {
 
   private:
     Rows& word_row(int kind, int rank, int word, std::int64_t value, bool digest, int other_copy) {
-        const std::int64_t how = kind == 1 || kind == 3 ? static_cast<std::int64_t>(how_) : 0;
+        const std::int64_t how = kind >= 1 && kind <= 3 ? static_cast<std::int64_t>(how_) : 0;
         return row({segment_, lane_, kind, step_, rank, word, value, digest ? 1 : 0, how, 0, 0, 0,
                     0, 0, 0, other_copy});
     }

@@ -1,4 +1,5 @@
-// The words of a program that a kernel stores, their order, and the words that the stream writes.
+// The words of a program that a kernel stores or waits for, their order, and the words that the
+// stream writes.
 #include <string>
 #include <vector>
 
@@ -14,18 +15,20 @@ namespace {
 
 constexpr GpuAddress kStoredFirst = 0x1000;
 constexpr GpuAddress kStoredOther = 0x9000;  // of the call's other copy
+constexpr GpuAddress kStop = 0x500;
 const auto kStoring = reinterpret_cast<GpuStream>(5);
 
 using Acts = std::vector<std::string>;
 
 // A program of one rank, and its commands for a device that has the kernel.
 struct Storing {
-    explicit Storing(const Rows& rows, int segments = 1) {
+    explicit Storing(const Rows& rows, int segments = 1, GpuAddress stop = 0) {
         gpu->lacks = "";
+        const auto rank = std::make_shared<GpuRank>(gpu, group, 0);
+        rank->watch().set_stop_word(stop);
         const std::vector<GpuAddress> words{kStoredFirst, kStoredOther}, data{0x100000, 0x200000};
         program = std::make_unique<GpuProgram>(
-            std::make_shared<GpuRank>(gpu, group, 0),
-            std::make_shared<GpuWindow>(words, data, std::size_t{1} << 16),
+            rank, std::make_shared<GpuWindow>(words, data, std::size_t{1} << 16),
             Binding{0, rows.fields(), {}, segments, 4, 0}, 7);
         for (int i = 0; i + 1 < segments; ++i) program->set_launches(i, 0, -1, {});
     }
@@ -47,7 +50,7 @@ struct Storing {
 // A call's end: it waits for a word, and clears and raises numbers of words, as one step.
 Rows ending(int cleared, int raised, Raising how = Raising::store) {
     Rows rows;
-    rows.by(how).on(0, kInline).step(0).wait(0, data_word(0, 0)).step(1);
+    rows.on(0, kInline).step(0).wait(0, data_word(0, 0)).by(how).step(1);
     for (int i = 0; i < cleared; ++i) rows.clear(0, data_word(0, i));
     for (int i = 0; i < raised; ++i) rows.raise(0, free_word(i));
     return rows;
@@ -115,7 +118,7 @@ TEST(a_step_with_more_words_than_a_kernel_stores_is_refused) {
     Rows rows;
     rows.by(Raising::store).on(0, kInline).step(0);
     for (int i = 0; i <= static_cast<int>(kMostStored); ++i) rows.clear(0, data_word(0, i));
-    CHECK_THROWS(std::invalid_argument, "more words than one kernel stores", Storing{rows});
+    CHECK_THROWS(std::invalid_argument, "more words than one kernel takes", Storing{rows});
 }
 
 TEST(a_traced_step_has_times_around_its_kernel) {
@@ -133,4 +136,37 @@ TEST(a_graph_that_loses_a_store_is_refused) {
     bench.gpu->drops = true;
     CHECK_THROWS(GpuError, "has 0 kernels of the 1 that were submitted",
                  bench.program->call(0, kStoring, false, {}, {}));
+}
+
+TEST(a_kernel_waits_for_the_words_of_a_step) {
+    Rows rows;
+    rows.by(Raising::store).on(0, kInline).step(0);
+    rows.wait(0, data_word(0, 0)).wait(0, data_word(0, 2));
+    rows.step(1).wait(0, free_word(0)).by(Raising::write).step(2).clear(0, data_word(0, 0));
+    CHECK_THROWS(std::invalid_argument, "needs a stop word", Storing{rows});
+    Storing bench(rows, 1, kStop);
+    for (const int copy : {0, 1}) {
+        bench.gpu->kernel_waits.clear();
+        CHECK((bench.call(copy) == Acts{"await", "await", "words"}));
+        const auto& [words, wait, stream] = bench.gpu->kernel_waits.at(0);
+        const GpuAddress base = copy == 0 ? kStoredFirst : kStoredOther;
+        CHECK_EQ(stream, kStoring);
+        CHECK_EQ(words.size(), 2U);
+        CHECK_EQ(words[1].address, base + 4 * static_cast<GpuAddress>(data_word(0, 2)));
+        CHECK_EQ(words[1].value, 1U);
+        CHECK_EQ(words[1].number, static_cast<std::uint32_t>(data_word(0, 2)) + 1);
+        CHECK_EQ(wait.stop, kStop);
+        CHECK(wait.limit_ns > 5'000'000'000);  // the group's time limit is 5 s
+        CHECK_EQ(wait.data_bytes, std::size_t{1} << 16);
+        CHECK(wait.mark != bench.gpu->kernel_waits.at(1).wait.mark);
+    }
+}
+
+TEST(a_kernel_waits_on_the_callers_stream_alone) {
+    Rows rows;
+    rows.by(Raising::store).on(0, 0).step(0).wait(0, data_word(0, 0));
+    CHECK_THROWS(std::invalid_argument, "on the caller's stream alone", Storing(rows, 1, kStop));
+    rows = Rows();
+    rows.by(Raising::copy).on(0, kInline).step(0).wait(0, data_word(0, 0));
+    CHECK_THROWS(std::invalid_argument, "not by a copy", Storing(rows, 1, kStop));
 }
