@@ -76,7 +76,11 @@ def own_signals(rank: int) -> tuple[bool, ...]:
 
 
 def cuda_target(
-    writable: Sequence[bool] = (), *, kernels: bool = True, stores: bool = True
+    writable: Sequence[bool] = (),
+    *,
+    kernels: bool = True,
+    stores: bool = True,
+    wait: str = "stream",
 ) -> Target:
     """Return the target of a CUDA device.
 
@@ -84,6 +88,7 @@ def cuda_target(
         writable: see `Target`.
         kernels: whether the array library has ficco's kernels.
         stores: whether the device has a kernel that stores signals.
+        wait: see `Target`.
     """
     listed = () if all(writable) else tuple(writable)
-    return Target("cuda", kernels, writable=listed, store_from=FEWEST_STORED * stores)
+    return Target("cuda", kernels, writable=listed, store_from=FEWEST_STORED * stores, wait=wait)

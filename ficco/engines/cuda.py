@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute
 from ficco.engines.window_layout import Window
-from ficco.errors import EngineError, ScheduleError
+from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.schedule import Schedule
 from ficco.target import Target, cuda_target
 
@@ -39,6 +39,7 @@ __all__ = [
 GpuError = _native.GpuError
 _log = logging.getLogger("ficco")
 _SETTLES_WITHIN_S = 5.0
+_WAITS = ("stream", "kernel")  # values of FICCO_WAITS; the first is the default
 
 device_count = _native.cuda_device_count
 
@@ -98,6 +99,24 @@ def _warn_of_streams(device: int, reason: str) -> None:
     _log.warning(text, device, reason)
 
 
+def _requested_wait(device: int, lacks: str) -> str:
+    """Return how a device waits for signals: as FICCO_WAITS says, else by its streams.
+
+    Raises:
+        InputError: see `Device`.
+    """
+    asked = os.environ.get("FICCO_WAITS", "") or _WAITS[0]
+    if asked not in _WAITS:
+        raise InputError(
+            f"FICCO_WAITS={asked!r} is no way to wait; set it to 'stream' or 'kernel', or unset it"
+        )
+    if asked == "kernel" and lacks:
+        raise InputError(
+            f"FICCO_WAITS='kernel', but device {device} has no kernel that waits: {lacks}; unset it"
+        )
+    return asked
+
+
 class Device:
     """One rank's GPU: its streams and their watchdog.
 
@@ -107,10 +126,12 @@ class Device:
         rank: the rank of the device.
 
     Attributes:
-        no_store: why the device has no kernel that stores signals, or "".
+        no_store: why the device has no kernels that store signals and wait for them, or "".
+        wait: how it waits for signals; see `Target`.
 
     Raises:
         GpuError: a driver call fails.
+        InputError: FICCO_WAITS names no way to wait, or one that the device lacks.
     """
 
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
@@ -119,6 +140,7 @@ class Device:
         self.no_store = gpu.no_store
         if gpu.no_store:
             _warn_of_streams(ordinal, gpu.no_store)
+        self.wait = _requested_wait(ordinal, gpu.no_store)
         self.native = _native.GpuRank(gpu, group, rank)
         self._stop: Any = None
 
@@ -196,5 +218,8 @@ def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
 def target_of(device: Device, window: Window, compute: DeviceCompute) -> Target:
     """Return the target that programs for a device, its windows and a library are compiled for."""
     return cuda_target(
-        window.writable, kernels=compute.kernels is not None, stores=not device.no_store
+        window.writable,
+        kernels=compute.kernels is not None,
+        stores=not device.no_store,
+        wait=device.wait,
     )

@@ -26,6 +26,7 @@ from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
 from ficco.lowering.cutting import is_edged
 from ficco.problem import Output, Problem
+from ficco.program import Wait
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
 
@@ -357,12 +358,30 @@ def signals_unknown(world: int) -> None:
         Node(world)
 
 
+def waits_unknown(world: int) -> None:
+    """FICCO_WAITS names nothing."""
+    with expected(InputError, "FICCO_WAITS='thread' is no way to wait", "'stream' or 'kernel'"):
+        Node(world)
+
+
+def waits_by_kernels(world: int) -> None:
+    """FICCO_WAITS names kernels: programs have no other waits."""
+    node = Node(world)
+    problem = Problem.chunked("all_gather_matmul", world, 20 * world, 5, 9, "float32")
+    node.right(problem, named("hetero_fused_1d", world))
+    for bound in node.runtime._recent[-1].ranks:
+        waits = [entry for entry in bound.program.entries if isinstance(entry, Wait)]
+        assert waits and {wait.how for wait in waits} == {"kernel"}, waits
+    node.runtime.close()
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         operators, one_queue, disturbed, again_and_again, graphs, lost_copies, timelines, plans,
         no_start, kernels_that_load, entries,
-        words_without_kernel, signals, signals_refused, signals_unknown,
+        words_without_kernel, signals, signals_refused, signals_unknown, waits_unknown,
+        waits_by_kernels,
         faults.refusals, faults.stalled, faults.absent,
         faults.absent_from_one_launch,
         faults.absent_while_copies_are_held, faults.ended_while_a_read_stands,

@@ -247,6 +247,20 @@ def test_an_absent_rank_hangs_nobody_where_copies_are_held(
     )  # fmt: skip
 
 
+def test_a_way_to_wait_that_is_none_is_refused(
+    double_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FICCO_WAITS", "thread")
+    run(double_folder, "waits_unknown", world=2)
+
+
+def test_waits_are_by_kernels_on_request(
+    double_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FICCO_WAITS", "kernel")
+    run(double_folder, "waits_by_kernels", world=2)
+
+
 KERNELS_WAIT = {"target": "waits by kernels, all else by copies of rows"}
 
 

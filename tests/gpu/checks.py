@@ -21,6 +21,7 @@ A_RANK_A_GPU = 0  # in place of a number of ranks
 MOST = 8  # ranks, which share the GPUs where there are fewer of these
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+_KERNELS_WAIT = {"FICCO_WAITS": "kernel"}
 
 
 class Stage(IntEnum):
@@ -83,8 +84,10 @@ def _operators() -> Iterator[Check]:
                 name = f"operators-{op}-{dtype}"
                 yield Check(name, "operators", world, words, limit_s=90.0, quick=quick)
     for op in OPERATORS:
-        yield Check(f"operators-{op}-one queue", "operators", words={"op": op, "dtype": "float32"},
-                    environment=_ONE_QUEUE, limit_s=90.0)  # fmt: skip
+        words = {"op": op, "dtype": "float32"}
+        for name, environment in (("one queue", _ONE_QUEUE), ("waits by kernels", _KERNELS_WAIT)):
+            yield Check(f"operators-{op}-{name}", "operators", words=words,
+                        environment=environment, limit_s=90.0)  # fmt: skip
 
 
 def _calls() -> Iterator[Check]:
@@ -115,6 +118,9 @@ def _again() -> Iterator[Check]:
         yield Check("fuzz", "fuzz", words={"calls": calls}, repeats="calls", **many)
         yield Check("shared_tiles", "shared_tiles", words={"calls": calls // 2}, repeats="calls",
                     **many)  # fmt: skip
+        if quick:
+            yield Check("replay-waits by kernels", "replay", words={"replays": calls},
+                        environment=_KERNELS_WAIT, **many)  # fmt: skip
         yield Check("replay", "replay", words={"replays": calls}, repeats="replays", quick=quick,
                     **many)  # fmt: skip
         yield Check("few_rows", "few_rows", words={"calls": calls}, quick=quick, **many)
@@ -145,6 +151,8 @@ def _faults() -> Iterator[Check]:
     """Ranks that come late, make other calls, or die, which takes times to pass."""
     short, stage = {"timeout_s": 3.0}, Stage.SLEEPING
     yield Check("faults", "faults", words=short, stage=stage, quick=True)
+    yield Check("faults-waits by kernels", "faults", words=short, environment=_KERNELS_WAIT,
+                stage=stage)  # fmt: skip
     for ahead in (0, 5000):
         yield Check(f"faults-one queue-{ahead} ahead", "faults", words={"ahead": ahead, **short},
                     environment=_ONE_QUEUE, stage=stage)  # fmt: skip
