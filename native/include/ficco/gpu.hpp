@@ -90,7 +90,6 @@ struct CapturedNodes {
 // ask first.
 struct GpuFacts {
     bool words;        // streams store words and wait for words (`words`)
-    bool boxes;        // one copy moves rows that are not adjacent (`copy`)
     bool tensor_maps;  // kernels load boxes in bulk (`encode`)
     bool chained;      // a kernel may begin before the previous one has ended
     bool apart;        // a device can be opened again, with queues of its own (`apart`)

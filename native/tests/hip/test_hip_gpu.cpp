@@ -203,7 +203,7 @@ TEST(hip_launches_kernels_of_code_objects) {
 TEST(hip_lacks_what_only_cuda_has) {
     Bench bench;
     const GpuFacts facts = bench.gpu->facts();
-    CHECK(!facts.words && !facts.boxes && !facts.tensor_maps && !facts.chained && !facts.apart);
+    CHECK(!facts.words && !facts.tensor_maps && !facts.chained && !facts.apart);
     CHECK(!bench.gpu->no_store().empty());
     CHECK_THROWS(GpuError, "HIP has no stores and waits of streams",
                  bench.gpu->words({}, bench.stream));
