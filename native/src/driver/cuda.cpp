@@ -129,7 +129,9 @@ class CudaGpu final : public Gpu {
         }
     }
 
-    GpuFacts facts() const noexcept override {}
+    GpuFacts facts() const noexcept override {
+        return {.words = true, .tensor_maps = true, .chained = true, .apart = true};
+    }
     std::shared_ptr<Gpu> apart() override;
     bool one_queue() const noexcept override { return one_queue_; }
 
