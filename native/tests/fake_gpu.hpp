@@ -45,7 +45,7 @@ class FakeGpu : public Gpu {
     std::uint64_t capture = 1;
     std::vector<std::string> told;  // "record", "launch", "copy", "words", "store", in order
 
-    GpuFacts has{true, true, true, true, true, true};
+    GpuFacts has{true, true, true, true};
 
     GpuFacts facts() const noexcept override { return has; }
     std::shared_ptr<Gpu> apart() override { throw GpuError("there is no other way to it"); }

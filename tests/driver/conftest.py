@@ -45,6 +45,7 @@ def _build(folder: Path, targets: tuple[str, ...]) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in (
         ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DFICCO_TESTS=ON",
+         f"-DPython_EXECUTABLE={sys.executable}",  # which may have triton, and HIP's headers
          "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DCMAKE_UNITY_BUILD=ON",
          "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0", "-DCMAKE_BUILD_TYPE=Debug",
          "-DCMAKE_CXX_FLAGS_DEBUG=-O1"],  # with its assertions, and quicker than without a level

@@ -90,6 +90,18 @@ def test_an_old_library_is_refused(hip_folder: Path, tmp_path: Path) -> None:
     assert "has no hipDriverGetVersion; it is no HIP library" in taken(other.parent)
 
 
+def try_again(_: list[str]) -> None:
+    from ficco import _native
+
+    assert "hipDriverGetVersion answers 999" in refusal(_native.hip_driver_version)
+    assert _native.hip_driver_version() == 70125424
+
+
+def test_a_library_that_fails_is_tried_again(hip_folder: Path) -> None:
+    env = control.environment(hip_folder / "double", fail="hipDriverGetVersion:0:999")
+    run(__file__, "try_again", env=env)
+
+
 @pytest.fixture(scope="module")
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of AMD's own library 5.2, of Debian's packages."""

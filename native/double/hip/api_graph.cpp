@@ -52,8 +52,8 @@ DOUBLE_API Status hipGraphInstantiateWithFlags(ExecHandle* executable, GraphHand
 }
 
 DOUBLE_API Status hipGraphLaunch(ExecHandle executable, StreamHandle stream) {
-    return hip_call("hipGraphLaunch",
-                    [&](Driver& driver, Lock&) { launch_graph(driver, executable, stream); });
+    return hip_call_on(stream, "hipGraphLaunch",
+                       [&](Driver& driver, Lock&) { launch_graph(driver, executable, stream); });
 }
 
 DOUBLE_API Status hipGraphExecDestroy(ExecHandle executable) {

@@ -149,7 +149,7 @@ DOUBLE_API Status hipMemcpy(void* target, const void* source, std::size_t bytes,
 
 DOUBLE_API Status hipMemcpyAsync(void* target, const void* source, std::size_t bytes, int kind,
                                  StreamHandle stream) {
-    return hip_call("hipMemcpyAsync", [&](Driver& driver, Lock&) {
+    return hip_call_on(stream, "hipMemcpyAsync", [&](Driver& driver, Lock&) {
         enqueue(driver, stream, copy_of_kind(driver, target, source, bytes, kind));
     });
 }
@@ -163,7 +163,7 @@ DOUBLE_API Status hipMemset(void* target, int value, std::size_t bytes) {
 }
 
 DOUBLE_API Status hipMemsetAsync(void* target, int value, std::size_t bytes, StreamHandle stream) {
-    return hip_call("hipMemsetAsync", [&](Driver& driver, Lock&) {
+    return hip_call_on(stream, "hipMemsetAsync", [&](Driver& driver, Lock&) {
         const auto byte = static_cast<unsigned char>(value);
         const auto context = driver.stream(stream)->context;
         enqueue(driver, stream, by_kernel(fill(*context, address_of(target), byte, 1, bytes)));

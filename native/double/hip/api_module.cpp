@@ -88,7 +88,7 @@ DOUBLE_API Status hipModuleLaunchKernel(FunctionHandle function, unsigned grid_x
                                         unsigned grid_z, unsigned block_x, unsigned block_y,
                                         unsigned block_z, unsigned shared_bytes,
                                         StreamHandle stream, void** parameters, void** extra) {
-    return hip_call("hipModuleLaunchKernel", [&](Driver& driver, Lock&) {
+    return hip_call_on(stream, "hipModuleLaunchKernel", [&](Driver& driver, Lock&) {
         const Shape shape{grid_x, grid_y, grid_z, block_x * block_y * block_z, shared_bytes};
         launch(driver, function, shape, stream, parameters, extra, kMostSharedBytes);
     });

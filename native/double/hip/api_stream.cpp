@@ -35,17 +35,20 @@ DOUBLE_API Status hipStreamGetPriority(StreamHandle stream, int* priority) {
 }
 
 DOUBLE_API Status hipStreamQuery(StreamHandle stream) {
-    return hip_call("hipStreamQuery", [&](Driver& driver, Lock&) { return query(driver, stream); });
+    return hip_call_on(stream, "hipStreamQuery",
+                       [&](Driver& driver, Lock&) { return query(driver, stream); });
 }
 
 DOUBLE_API Status hipStreamSynchronize(StreamHandle stream) {
+    const SyncLocks::Held held(stream);
     return hip_call("hipStreamSynchronize",
                     [&](Driver& driver, Lock& lock) { return synchronize(driver, lock, stream); });
 }
 
 DOUBLE_API Status hipStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
-    return hip_call("hipStreamWaitEvent",
-                    [&](Driver& driver, Lock&) { wait_for_event(driver, stream, event, flags); });
+    return hip_call_on(stream, "hipStreamWaitEvent", [&](Driver& driver, Lock&) {
+        wait_for_event(driver, stream, event, flags);
+    });
 }
 
 DOUBLE_API Status hipEventCreate(EventHandle* event) {
@@ -63,8 +66,8 @@ DOUBLE_API Status hipEventDestroy(EventHandle event) {
 }
 
 DOUBLE_API Status hipEventRecord(EventHandle event, StreamHandle stream) {
-    return hip_call("hipEventRecord",
-                    [&](Driver& driver, Lock&) { record(driver, event, stream, 0); });
+    return hip_call_on(stream, "hipEventRecord",
+                       [&](Driver& driver, Lock&) { record(driver, event, stream, 0); });
 }
 
 DOUBLE_API Status hipEventQuery(EventHandle event) {
@@ -85,7 +88,7 @@ DOUBLE_API Status hipEventElapsedTime(float* milliseconds, EventHandle start, Ev
 }
 
 DOUBLE_API Status hipLaunchHostFunc(StreamHandle stream, HostFunction function, void* data) {
-    return hip_call("hipLaunchHostFunc", [&](Driver& driver, Lock&) {
+    return hip_call_on(stream, "hipLaunchHostFunc", [&](Driver& driver, Lock&) {
         enqueue(driver, stream, host_function(function, data));
     });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "calls.hpp"
+#include "sync_locks.hpp"
 
 namespace ficco::driver_double {
 
@@ -29,6 +30,13 @@ Status hip_call(const char* function, Body body) {
     });
     if (status != kSuccess && status != kNotReady) last_error() = status;
     return status;
+}
+
+// A call on a stream, which may be locked.
+template <class Body>
+Status hip_call_on(StreamHandle stream, const char* function, Body body) {
+    SyncLocks::get().pass(stream);
+    return hip_call(function, body);
 }
 
 }  // namespace ficco::driver_double

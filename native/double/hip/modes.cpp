@@ -1,7 +1,7 @@
 // The modes, their sources, and the functions by which tests set them. From the environment:
 //
 //   FICCO_DOUBLE_NOCU=dropped, blit or small_blit     FICCO_DOUBLE_STALE=1
-//   FICCO_DOUBLE_QUEUES=4 (see faults.cpp)
+//   FICCO_DOUBLE_QUEUES=4 (see faults.cpp)            FICCO_DOUBLE_SYNC_LOCKS=1 (sync_locks.hpp)
 //
 // Sources. "clr" is AMD's runtime, github.com/ROCm/clr, and since 2025 projects/clr of
 // github.com/ROCm/rocm-systems; a number is an issue or a pull request of rocm-systems.

@@ -111,12 +111,10 @@ struct CapturedNodes {
 // What the driver of a vendor can do. A call that needs a missing one throws GpuError, so callers
 // ask first.
 struct GpuFacts {
-    bool words;            // streams store words and wait for words (`words`)
-    bool boxes;            // one copy moves rows that are not adjacent (`copy`)
-    bool tensor_maps;      // kernels load boxes in bulk (`encode`)
-    bool chained;          // a kernel may begin before the previous one has ended
-    bool apart;            // a device can be opened again, with queues of its own (`apart`)
-    bool parameter_sizes;  // a kernel's parameters can be asked for (`load`)
+    bool words;        // streams store words and wait for words (`words`)
+    bool tensor_maps;  // kernels load boxes in bulk (`encode`)
+    bool chained;      // a kernel may begin before the previous one has ended
+    bool apart;        // a device can be opened again, with queues of its own (`apart`)
 };
 
 // Memory of the host that the device can write to.

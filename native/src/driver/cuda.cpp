@@ -130,12 +130,7 @@ class CudaGpu final : public Gpu {
     }
 
     GpuFacts facts() const noexcept override {
-        return {.words = true,
-                .boxes = true,
-                .tensor_maps = true,
-                .chained = true,
-                .apart = true,
-                .parameter_sizes = true};
+        return {.words = true, .tensor_maps = true, .chained = true, .apart = true};
     }
     std::shared_ptr<Gpu> apart() override;
     bool one_queue() const noexcept override { return one_queue_; }

@@ -6,14 +6,13 @@
 #include <string_view>
 #include <vector>
 
+#include "ficco/hip_code.hpp"
 #include "ficco/hip_constants.hpp"
 #include "ficco/hip_device.hpp"
 
 namespace ficco::hip {
 
 namespace {
-
-constexpr std::string_view kElf = "\177ELF";
 
 Properties properties(int device) {
     Properties found{};
@@ -124,23 +123,15 @@ class HipGpu final : public Gpu {
 
     GpuKernel load_code(std::string_view code, const std::string& entry,
                         unsigned shared_bytes) override {
-        if (!code.starts_with(kElf)) {
-            throw GpuError("the code of the kernel " + entry +
-                           " is no code object: it does not begin as ELF");
-        }
         if (shared_bytes > shared_bytes_) {
             throw GpuError("the kernel " + entry + " asks for " + std::to_string(shared_bytes) +
                            " bytes of shared memory, and the device has " +
                            std::to_string(shared_bytes_));
         }
-        Module module = nullptr;
-        Kernel kernel = nullptr;
-        call<&Table::hipModuleLoadData>(&module, static_cast<const void*>(code.data()));
-        call<&Table::hipModuleGetFunction>(&kernel, module, entry.c_str());
-        return kernel;
+        return hip::load_code(code, entry);
     }
-    std::vector<std::size_t> load(GpuKernel) override {
-        refuse("function that tells a kernel's parameters; launch it by its own library");
+    std::vector<std::size_t> load(GpuKernel kernel) override {
+        return parameters_of(static_cast<Kernel>(kernel));
     }
     void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) override {
         if (launch.chained) refuse("launch before the end of the previous kernel");

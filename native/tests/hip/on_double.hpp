@@ -83,29 +83,51 @@ struct Bench {
     GpuStream stream = nullptr;
 };
 
+// A text of MessagePack.
+inline std::string packed(const std::string& text) {
+    return static_cast<char>(0xa0 + text.size()) + text;
+}
+// The metadata of a kernel with one parameter of 8 bytes, and one that HIP fills in.
+inline std::string metadata_of(const std::string& kernel) {
+    const auto parameter = [](const std::string& kind) {
+        return "\x82" + packed(".size") + "\x08" + packed(".value_kind") + packed(kind);
+    };
+    return "\x82" + packed("amdhsa.version") + "\x92\x01\x02" + packed("amdhsa.kernels") +
+           "\x91\x82" + packed(".args") + "\x92" + parameter("global_buffer") +
+           parameter("hidden_none") + packed(".name") + packed(kernel);
+}
+
 // A code object with one kernel, which has no code.
 inline std::string code_object(const std::string& kernel, Elf64_Half machine = 224) {
     const std::string names = std::string(1, '\0') + kernel + ".kd" + '\0';
-    std::array<Elf64_Shdr, 3> sections{};
+    const std::string metadata = metadata_of(kernel);
+    const Elf64_Nhdr note{7, static_cast<Elf64_Word>(metadata.size()), 32};
+    std::string notes(reinterpret_cast<const char*>(&note), sizeof(note));
+    notes += std::string("AMDGPU\0\0", 8) + metadata;
     std::array<Elf64_Sym, 2> symbols{};
     symbols[1].st_name = 1;
+    const std::string table(reinterpret_cast<const char*>(symbols.data()), sizeof(symbols));
+
+    std::array<Elf64_Shdr, 4> sections{};
     Elf64_Ehdr header{};
     std::memcpy(header.e_ident, ELFMAG, SELFMAG);
     header.e_machine = machine;
     header.e_shentsize = sizeof(Elf64_Shdr);
     header.e_shnum = sections.size();
     header.e_shoff = sizeof(header);
-    sections[1].sh_type = SHT_SYMTAB;
+    std::string content;
+    const auto add = [&](std::size_t index, Elf64_Word type, const std::string& bytes) {
+        sections[index].sh_type = type;
+        sections[index].sh_offset = sizeof(header) + sizeof(sections) + content.size();
+        sections[index].sh_size = bytes.size();
+        content += bytes;
+    };
+    add(1, SHT_SYMTAB, table);
     sections[1].sh_link = 2;
-    sections[1].sh_offset = sizeof(header) + sizeof(sections);
-    sections[1].sh_size = sizeof(symbols);
-    sections[2].sh_type = SHT_STRTAB;
-    sections[2].sh_offset = sections[1].sh_offset + sizeof(symbols);
-    std::string image(sections[2].sh_offset, '\0');
-    std::memcpy(image.data(), &header, sizeof(header));
-    std::memcpy(image.data() + sizeof(header), sections.data(), sizeof(sections));
-    std::memcpy(image.data() + sections[1].sh_offset, symbols.data(), sizeof(symbols));
-    return image + names;
+    add(2, SHT_STRTAB, names);
+    add(3, SHT_NOTE, notes);
+    return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) +
+           std::string(reinterpret_cast<const char*>(sections.data()), sizeof(sections)) + content;
 }
 
 }  // namespace ficco::hip::test

@@ -101,6 +101,21 @@ TEST(hip_failures_of_calls_are_told) {
         kFunctions);
 }
 
+TEST(hip_failures_with_memory_of_other_processes_are_told) {
+    for (const int status : kStatuses) {
+        const std::string name = library().table.hipGetErrorName(status);
+        fail_call("hipIpcOpenMemHandle", status);
+        const std::string opened =
+            ficco::test::thrown<GpuError>(__FILE__, __LINE__, [] { open_memory(1, IpcHandle{}); });
+        CHECK(opened.starts_with("hipIpcOpenMemHandle answers " + name));
+        fail_call("hipIpcCloseMemHandle", status);
+        const std::string closed =
+            ficco::test::thrown<GpuError>(__FILE__, __LINE__, [] { close_memory(1, 4096); });
+        CHECK(closed.starts_with("hipIpcCloseMemHandle answers " + name));
+        CHECK_EQ(symbol<int()>("hipPeekAtLastError")(), 0);
+    }
+}
+
 TEST(hip_failures_of_a_capture_end_it) {
     Bench bench;
     const char* const calls[] = {"hipStreamEndCapture", "hipGraphInstantiateWithFlags",

@@ -208,5 +208,27 @@ TEST(hip_kernels_acquire_when_they_begin) {
     delete_window_memory(0, result);
 }
 
+TEST(hip_streams_may_be_locked_while_a_thread_waits_for_them) {
+    Bench bench;
+    const GpuStream other = bench.gpu->new_stream(false);
+    for (const bool locks : {true, false}) {
+        symbol<void(int)>("ficcoDoubleSyncLocks")(locks ? 1 : 0);
+        released = false;
+        bench.gpu->launch({new_kernel({}, wait_for_release), {1, 1, 1}, 64, 0}, no_parameters,
+                          bench.stream);
+        std::thread waiting([&] { symbol<int(GpuStream)>("hipStreamSynchronize")(bench.stream); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it waits
+        CHECK(bench.gpu->idle(other));
+        std::atomic<bool> asked = false;
+        std::thread asking([&] { asked = !bench.gpu->idle(bench.stream); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        CHECK_EQ(asked.load(), !locks);
+        released = true;
+        waiting.join();
+        asking.join();
+    }
+    bench.gpu->delete_stream(other);
+}
+
 }  // namespace
 }  // namespace ficco::hip::test
