@@ -113,7 +113,7 @@ def lookup_and_exchange(tables: Tensor, indices: Tensor, window: fd.Window) -> T
     programs = min(most, count * triton.cdiv(bags, block))
     embedding_all_to_all[programs,](
         tables, indices, window.tensor, window.signals, window.table, rows, bags, lookups, dim,
-        count, window.world, block, min(8, triton.next_power_of_2(lookups)), cols,
+        count, window.world, block, min(4, triton.next_power_of_2(lookups)), cols,
     )  # fmt: skip
     return window.tensor.view(bags, -1)
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "arrivals.hpp"
+#include "bell.hpp"
 #include "call_log.hpp"
 #include "driver.hpp"
 #include "faults.hpp"
@@ -29,27 +29,6 @@ constexpr int kSpins = 200;
 constexpr microseconds kShortestPause{50};
 constexpr microseconds kLongestPause{400};
 constexpr std::size_t kMostPitch = 0x7FFFFFFF;
-
-// Wakes those that wait for a value when a stream writes one. What the host writes they find out
-// by looking, so a lost wake only costs a pause.
-class Bell {
-  public:
-    static Bell& get() {
-        static Bell& bell = *new Bell;
-        return bell;
-    }
-
-    void ring() { changed_.notify_all(); }
-
-    void pause(microseconds longest) {
-        std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, longest);
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-};
 
 // What NVIDIA's driver copies by kernels: within a device. Copies to peers have copy engines.
 bool within_device(const std::shared_ptr<Block>& to, const std::shared_ptr<Block>& from) {
@@ -403,15 +382,15 @@ Work awaiting(const AwaitedWords& words) {
                 using Clock = std::chrono::steady_clock;
                 Multiprocessors::get().wait(context.device, context);
                 const auto end = Clock::now() + std::chrono::nanoseconds(words.limit_ns);
-                const auto word_at = [&](Address address) {
+                const auto word_of = [&](Address address) {
                     pin(context, {address, Expect::kKnown}, sizeof(std::uint32_t));
                     return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address));
                 };
                 store(words.lane, words.mark, context);
-                const auto stop = word_at(words.stop);
+                const auto stop = word_of(words.stop);
                 std::uint32_t missing = 0;
                 for (unsigned i = 0; i < words.count; ++i) {
-                    const auto word = word_at(words.at[i]);
+                    const auto word = word_of(words.at[i]);
                     const auto reached = [&] {
                         return word.load(std::memory_order_acquire) == words.value[i];
                     };
@@ -427,7 +406,7 @@ Work awaiting(const AwaitedWords& words) {
                     }
                 }
                 if (missing != 0) {
-                    const auto missed = word_at(words.missed);
+                    const auto missed = word_of(words.missed);
                     if (missed.load() < missing) missed.store(missing);
                     for (const Address data : words.data) {
                         if (words.data_bytes == 0) break;
