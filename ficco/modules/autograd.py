@@ -23,7 +23,7 @@ from ficco.modules import groups, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.error_context import current_layer, naming
 from ficco.modules.routes import is_observed, perform
-from ficco.modules.table_gradients import Lookups, packed, select_tables
+from ficco.modules.table_gradients import Lookups, Pools, packed, select_tables, weight_gradients
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import DisableAutocast
 from ficco.registry import Function, Kept
@@ -153,12 +153,13 @@ class Gradients:
             return lambda: arrived
         return operators.begin_exchange(rows, splits, group)
 
+    pools = Pools
+    weight_gradients = staticmethod(weight_gradients)
+
     @staticmethod
     def table_gradients(
         arriving: Arriving,
-        indices: Sequence[Tensor],
-        starts: Sequence[Tensor],
-        heights: Sequence[int],
+        pools: Pools,
         needs: Sequence[bool],
         sparse: bool,
     ) -> tuple[Tensor, list[Maybe]]:
@@ -166,20 +167,14 @@ class Gradients:
 
         Args:
             arriving: what `return_bags` returned.
-            indices: per table [lookups].
-            starts: per table [batch].
-            heights: rows of each table.
+            pools: what `pools` returned for all tables.
             needs: per table, whether its gradient is needed.
             sparse: whether gradients are sparse COO tensors.
         """
         places = [i for i, needed in enumerate(needs) if needed]
         if not places:
             return arriving(), [None] * len(needs)
-        lookups = Lookups(
-            [indices[i] for i in places],
-            [starts[i] for i in places],
-            [heights[i] for i in places],
-        )
+        lookups = Lookups(pools.of(places))
         keys = None if sparse else lookups.keys()
         bags = arriving()
         chosen = bags if len(places) == len(needs) else select_tables(bags, places, len(needs))

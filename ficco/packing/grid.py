@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 from ficco.compute import OneKernelOperands, OneKernelOutput
+from ficco.dtypes import INDEX_DTYPES
 from ficco.engines.wanted import (
     DescribedKernels,
     gated_launches,
@@ -226,12 +228,16 @@ def _sums(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
 
 
 def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
-    offsets, indices = (Described(_ADDRESS, (64,), (1,), "int64") for _ in range(2))
+    weights = Described(_ADDRESS, (64,), (1,), "float32")
     for cols in _POOLED:
-        for dim in (cols, cols - 3):
+        for index_dtype, weighted, dim in (
+            ("int64", False, cols), ("int32", False, cols), ("int64", True, cols),
+            ("int32", True, cols), ("int64", False, cols - 3),
+        ):  # fmt: skip
+            numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
             yield pooling.launch_of(
-                matrix(64, dim, dtype), indices, offsets, (0, 8), matrix(8, dim, dtype),
-                kernels.arrays(),
+                matrix(64, dim, dtype), numbers, numbers, (0, 8), matrix(8, dim, dtype),
+                weights if weighted else None, arrays=kernels.arrays(),
             )  # fmt: skip
 
 
@@ -239,12 +245,13 @@ def _pools_and_pushes(kernels: DescribedKernels, world: int, dtype: str) -> Iter
     """Yield poolings that store at peers, for few and for many tables."""
     schedule = _schedule("pool_sm", world)
     for cols in _POOLED:
-        for tables in (4, 12):
+        for tables, mode, index_dtype in product((4, 12), ("sum", "weighted"), INDEX_DTYPES):
             heights, lookups = ((64,) * tables,) * world, ((64,) * tables,) * world
             rows, output = (8,) * world, Output((cols,) * world)
             problem = Problem(
                 "embedding_all_to_all", world, rows, 1, (output,), dtype,
-                tables=heights, lookups=lookups,
+                tables=heights, lookups=lookups, modes=((mode,) * tables,) * world,
+                index_dtype=index_dtype,
             )  # fmt: skip
             yield from launches_in(lower_rank(problem, schedule, 0), kernels)
 
