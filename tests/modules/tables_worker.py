@@ -47,6 +47,7 @@ class Case(NamedTuple):
     options: dict[str, Any]
     cost: Tensor
     wanted: list[Tensor]
+    exact: Tensor | None = None  # of the own tables' bags, their gradients in float64
 
     def run(self, **more: Any) -> None:
         """Run forward and backward."""
@@ -58,6 +59,26 @@ class Case(NamedTuple):
         )
 
 
+    def hold_weights(self, tables: Sequence[Tensor], about: str) -> None:
+        """Hold the gradients of the weights against those for tables in float64; clear them."""
+        for i, weights in enumerate(self.options.get("weights") or ()):
+            if weights is None:
+                continue
+            assert self.exact is not None
+            bag = _bags(self.starts[i], len(weights))
+            columns = self.exact[:, i * DIM : (i + 1) * DIM]
+            wanted = (tables[i].double()[self.indices[i].long()] * columns[bag]).sum(1)
+            assert weights.grad is not None and weights.grad.dtype == torch.float32, about
+            near(weights.grad.to(self.cost.dtype), wanted, f"weights, {about}")
+            weights.grad = None
+
+
+def _bags(starts: Tensor, count: int) -> Tensor:
+    """Return the bag of each of `count` lookups."""
+    places = torch.arange(count, device=starts.device)
+    return torch.searchsorted(starts.long(), places, right=True) - 1
+
+
 def lookups_of(seed: int, height: int, batch: int, count: int) -> tuple[Tensor, Tensor]:
     """Return indices that prefer the first row, and starts with empty bags."""
     generator = torch.Generator().manual_seed(seed)
@@ -67,7 +88,15 @@ def lookups_of(seed: int, height: int, batch: int, count: int) -> tuple[Tensor, 
     return indices.to(DEVICE), starts.to(DEVICE)
 
 
-def case(rank: int, world: int, dtype: torch.dtype, counts: Sequence[int], rows: Any) -> Case:
+def case(
+    rank: int,
+    world: int,
+    dtype: torch.dtype,
+    counts: Sequence[int],
+    rows: Any,
+    mixed: bool = False,
+) -> Case:
+    """Make a call; `mixed`: its tables pool in turn by weights, by mean and by sum, with int32."""
     batch = 2 * world + 1
     first = offsets(rows or chunk_sizes(batch, world))
     columns = offsets([count * DIM for count in counts])
@@ -75,14 +104,25 @@ def case(rank: int, world: int, dtype: torch.dtype, counts: Sequence[int], rows:
     costs = [cost[first[r] : first[r + 1]] for r, cost in enumerate(costs)]
     whole = torch.cat(costs).double()[:, columns[rank] : columns[rank + 1]]
     tables, indices, starts, wanted = [], [], [], []
+    modes, weights = [], []
     for i in range(counts[rank]):
         height, count = 3 + 4 * i, (0, 40, 7)[(i + rank) % 3]
         index, start = lookups_of(100 * rank + i, height, batch, count)
+        kind = ("weighted", "mean", "sum")[i % 3] if mixed else "sum"
+        factors = torch.ones(count, dtype=torch.float64, device=DEVICE)
+        if kind == "weighted":
+            factors = draw(300 * rank + i, count).double()
+        elif kind == "mean":
+            bag = _bags(start, count)
+            factors /= torch.bincount(bag, minlength=batch)[bag]
+        modes.append("mean" if kind == "mean" else "sum")
+        weights.append(factors.float().requires_grad_() if kind == "weighted" else None)
+        index, start = (each.int() if mixed else each for each in (index, start))
         ends = [*start.tolist()[1:], count]
         exact = torch.zeros(height, DIM, dtype=torch.float64, device=DEVICE)
         for bag, (begin, end) in enumerate(zip(start.tolist(), ends, strict=True)):
-            for at in index[begin:end].tolist():
-                exact[at] += whole[bag, i * DIM : (i + 1) * DIM]
+            for at, factor in zip(index[begin:end].tolist(), factors[begin:end], strict=True):
+                exact[at] += factor * whole[bag, i * DIM : (i + 1) * DIM]
         tables.append(draw(100 * rank + i, height, DIM, dtype=dtype).requires_grad_())
         indices.append(index)
         starts.append(start)
@@ -91,7 +131,9 @@ def case(rank: int, world: int, dtype: torch.dtype, counts: Sequence[int], rows:
         "tables_per_rank": list(counts), "dimension": DIM, "batch": batch, "dtype": dtype,
         "rows": rows,
     }  # fmt: skip
-    return Case(tables, indices, starts, options, costs[rank], wanted)
+    if mixed:
+        options |= {"mode": modes, "weights": weights}
+    return Case(tables, indices, starts, options, costs[rank], wanted, whole)
 
 
 def cases(rank: int, world: int) -> Iterator[tuple[str, Case]]:
@@ -101,6 +143,8 @@ def cases(rank: int, world: int) -> Iterator[tuple[str, Case]]:
     dtypes = DTYPES if world < 4 else DTYPES[-1:]
     for dtype, counts, rows in product(dtypes, ([2] * world, uneven), (None, left)):
         yield f"{dtype}, {counts}, {rows}", case(rank, world, dtype, counts, rows)
+    for dtype, counts in product(dtypes, ([3] * world, uneven)):
+        yield f"{dtype}, {counts}, mixed", case(rank, world, dtype, counts, None, mixed=True)
 
 
 def sparse(rank: int, world: int) -> None:
@@ -111,9 +155,12 @@ def sparse(rank: int, world: int) -> None:
             assert gradient is not None and gradient.is_sparse, about
             assert gradient.is_coalesced() == (len(index) == 0), about
             assert gradient.dtype == table.dtype, about
-            assert torch.equal(gradient._indices()[0], index), about
-            near(gradient.float().to_dense(), wanted, about)
+            assert torch.equal(gradient._indices()[0], index.long()), about
+            summed = gradient.float().to_dense()
+            rounded = "mode" in each.options  # values are products
+            near(summed.to(table.dtype) if rounded else summed, wanted, about)
             near(gradient.to_dense(), wanted, about)
+        each.hold_weights(each.tables, about)
         if DEVICE.type == "cpu" and each.cost.dtype == torch.float16:
             continue  # PyTorch cannot add them up there
         each.run(sparse=True)  # gradients are added up
@@ -133,6 +180,7 @@ def dense(rank: int, world: int) -> None:
                 assert (table.grad is None) == (i == frozen), about
                 if table.grad is not None:
                     near(table.grad, wanted, f"{about}, {i}")
+            each.hold_weights(each.tables, about)
 
 
 def with_optimizers(rank: int, world: int) -> None:
@@ -177,6 +225,7 @@ def sgd(each: Case, about: str) -> None:
         for table, old, wanted in zip(each.tables, was, each.wanted, strict=True):
             assert table.grad is None, about
             near(table.detach(), old - 0.5 * wanted, f"SGD, {about}")
+        each.hold_weights(was, f"SGD, {about}")
         bits.append([table.detach().clone() for table in each.tables])
     for one, other in zip(*bits, strict=True):
         assert torch.equal(one, other), about
@@ -189,7 +238,9 @@ def adagrad(each: Case, about: str) -> None:
     for step in range(2):
         if step:
             optimizer.lr = 0.1
+        was = [table.detach().double() for table in each.tables]
         each.run(optimizer=optimizer)
+        each.hold_weights(was, f"Adagrad, {about}")
         for table, state, total, own, wanted in zip(
             each.tables, optimizer.accumulators, sums, exact, each.wanted, strict=True
         ):
