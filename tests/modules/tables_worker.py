@@ -58,7 +58,6 @@ class Case(NamedTuple):
             self.tables, self.indices, self.starts, **self.options, **more
         )
 
-
     def hold_weights(self, tables: Sequence[Tensor], about: str) -> None:
         """Hold the gradients of the weights against those for tables in float64; clear them."""
         for i, weights in enumerate(self.options.get("weights") or ()):
