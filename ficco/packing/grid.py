@@ -15,7 +15,6 @@ from itertools import product
 from typing import NamedTuple
 
 from ficco.compute import OneKernelOperands, OneKernelOutput
-from ficco.dtypes import INDEX_DTYPES
 from ficco.engines.wanted import (
     DescribedKernels,
     gated_launches,
@@ -78,6 +77,7 @@ _ROW_PARALLEL = (
     (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (16384, 16384), (16384, 53248),
 )  # fmt: skip
 _SUMMED = range(8)  # slots of a sum over ranks
+_WAYS = (("sum", "int64"), ("sum", "int32"), ("weighted", "int64"))  # to pool; means are as sums
 _POOLED = (16, 32, 64, 128, 256)  # columns that a program of a pooling takes
 
 
@@ -230,14 +230,11 @@ def _sums(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
 def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
     weights = Described(_ADDRESS, (64,), (1,), "float32")
     for cols in _POOLED:
-        for index_dtype, weighted, dim in (
-            ("int64", False, cols), ("int32", False, cols), ("int64", True, cols),
-            ("int32", True, cols), ("int64", False, cols - 3),
-        ):  # fmt: skip
+        for (mode, index_dtype), dim in (*product(_WAYS, [cols]), (_WAYS[0], cols - 3)):
             numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
             yield pooling.launch_of(
                 matrix(64, dim, dtype), numbers, numbers, (0, 8), matrix(8, dim, dtype),
-                weights if weighted else None, arrays=kernels.arrays(),
+                weights if mode == "weighted" else None, arrays=kernels.arrays(),
             )  # fmt: skip
 
 
@@ -245,7 +242,7 @@ def _pools_and_pushes(kernels: DescribedKernels, world: int, dtype: str) -> Iter
     """Yield poolings that store at peers, for few and for many tables."""
     schedule = _schedule("pool_sm", world)
     for cols in _POOLED:
-        for tables, mode, index_dtype in product((4, 12), ("sum", "weighted"), INDEX_DTYPES):
+        for tables, (mode, index_dtype) in product((4, 12), _WAYS):
             heights, lookups = ((64,) * tables,) * world, ((64,) * tables,) * world
             rows, output = (8,) * world, Output((cols,) * world)
             problem = Problem(
