@@ -284,7 +284,7 @@ def again(rank: int, world: int) -> None:
 
 def compiled(rank: int, world: int) -> None:
     """torch.compile leaves sparse and fused calls out of its graphs, or says that it cannot."""
-    each = case(rank, world, torch.float32, [2] * world, None)
+    each = case(rank, world, torch.float32, [2] * world, None, mixed=True)
     for options in ({"sparse": True}, {"optimizer": ficco.FusedSGD(each.tables, 0.5)}):
         was = reset(each)
         for table in each.tables:
@@ -390,16 +390,17 @@ def _moved_by_torch(each: Case, words: str) -> None:
 
 def captured(rank: int, world: int) -> None:
     """Training steps in a CUDA graph, with other indices and another rate at each replay."""
-    for kind in ("dense", "sparse", "sgd", "adagrad"):
+    for kind, mixed in product(("dense", "sparse", "sgd", "adagrad"), (False, True)):
         found = []
         for in_graph in (False, True):
-            found.append(_trained(rank, world, kind, in_graph))
+            found.append(_trained(rank, world, kind, in_graph, mixed))
         for eager, replayed in zip(*found, strict=True):
             torch.testing.assert_close(replayed, eager)
 
 
-def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
-    each = case(rank, world, torch.float32, [2] * world, None)
+def _trained(rank: int, world: int, kind: str, in_graph: bool, mixed: bool) -> list[Tensor]:
+    each = case(rank, world, torch.float32, [2] * world, None, mixed)
+    weights = [own for own in each.options.get("weights", []) if own is not None]
     rate = torch.zeros((), device=DEVICE)
     options: dict[str, Any] = {"sparse": kind == "sparse"}
     if kind in ("sgd", "adagrad"):
@@ -407,8 +408,8 @@ def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
         options = {"optimizer": make(each.tables, rate)}
 
     def step() -> None:
-        for table in each.tables:
-            table.grad = None
+        for tensor in (*each.tables, *weights):
+            tensor.grad = None
         each.run(**options)
         if "sparse" in options:
             with torch.no_grad():
@@ -436,14 +437,16 @@ def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
             index.copy_(new)
         graph.replay() if in_graph else step()
     torch.cuda.synchronize()
-    return [table.detach().clone() for table in each.tables]
+    gradients = [own.grad for own in weights if own.grad is not None]
+    return [tensor.detach().clone() for tensor in (*each.tables, *gradients)]
 
 
 def disabled(rank: int, world: int) -> None:
     """FICCO_DISABLE=1: the same without ficco's engines."""
     with patch.dict("os.environ", FICCO_DISABLE="1"):
         with_optimizers(rank, world)
-        sgd(case(rank, world, torch.float32, [2] * world, None), "disabled")
+        for mixed in (False, True):
+            sgd(case(rank, world, torch.float32, [2] * world, None, mixed), "disabled")
 
 
 def checks(world: int) -> list[Callable[[int, int], None]]:
