@@ -174,7 +174,7 @@ class Gradients:
         places = [i for i, needed in enumerate(needs) if needed]
         if not places:
             return arriving(), [None] * len(needs)
-        lookups = Lookups(pools.of(places))
+        lookups = Lookups(*pools.of(places))
         keys = None if sparse else lookups.keys()
         bags = arriving()
         chosen = bags if len(places) == len(needs) else select_tables(bags, places, len(needs))

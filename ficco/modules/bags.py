@@ -55,6 +55,8 @@ def pooled_by(mode: Any, weights: Any, count: int) -> tuple[list[str], list[Tens
     Raises:
         InputError: they do not fit; see `bag_modes`.
     """
+    if weights is None and isinstance(mode, str) and mode == "sum":
+        return ["sum"] * count, []
     modes = bag_modes(mode, weights, count)
     given = [each for each in weights or () if each is not None]
     names = [f"weights[{i}]" for i, each in enumerate(modes) if each == "weighted"]

@@ -109,7 +109,7 @@ class _Pool(torch.autograd.Function):
                 read = dict(zip(weighted, saved[end:], strict=True))
                 heights = [optimizer.tables[i].shape[0] for i in places]
                 pools = Pools(saved[:count], saved[count : 2 * count], heights, modes, weights)
-                lookups = Lookups(pools) if places else None
+                lookups = Lookups(*pools) if places else None
                 sums = RowSums(lookups) if lookups is not None and len(lookups.rows) else None
                 bags = arriving()
                 found = weight_gradients(bags, pools, read)  # before tables change

@@ -81,7 +81,11 @@ class Lookups:
     """The lookups of some tables.
 
     Args:
-        pools: one table or more.
+        indices: per table [lookups], of one table or more.
+        starts: per table [batch]: the first lookup of each bag.
+        heights: rows of each table.
+        modes: see `Pools`; (): all are sums.
+        weights: see `Pools`.
 
     Attributes:
         indices: per table [lookups], int64; empty if there are no bags.
@@ -92,8 +96,14 @@ class Lookups:
             None: all are 1.
     """
 
-    def __init__(self, pools: Pools) -> None:
-        indices, starts, heights, modes, weights = pools
+    def __init__(
+        self,
+        indices: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        heights: Sequence[int],
+        modes: Sequence[str] = (),
+        weights: Mapping[int, Tensor] | None = None,
+    ) -> None:
         batch = starts[0].shape[0]
         self.heights = list(heights)
         self.indices = [index.long() if batch else index[:0].long() for index in indices]
@@ -105,7 +115,7 @@ class Lookups:
         bags = torch.searchsorted(begins, places, right=True) - 1  # of all tables
         self.factors = None
         if batch and set(modes) - {"sum"}:
-            self.factors = self._factors(begins, bags, modes, weights)
+            self.factors = self._factors(begins, bags, modes, weights or {})
         if batch:
             bags = bags % batch * len(indices) + bags // batch
         self.rows = bags
@@ -188,9 +198,11 @@ def weight_gradients(
     read = {place: table for place, table in tables.items() if table is not None}
     if not read:
         return {}
+    if not len(pools.starts[0]):  # no lookup is in a bag
+        return {place: torch.zeros_like(pools.weights[place]) for place in read}
     places, count = list(read), len(pools.indices)
-    some = pools.of(places)._replace(modes=["sum"] * len(places))
-    lookups, found = Lookups(some), {}
+    some = pools.of(places)
+    lookups, found = Lookups(some.indices, some.starts, some.heights), {}
     bags = bags if len(places) == count else select_tables(bags, places, count)
     rows = torch.split(lookups.rows, [len(index) for index in lookups.indices])
     for place, index, own in zip(places, lookups.indices, rows, strict=True):

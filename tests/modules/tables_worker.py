@@ -182,6 +182,26 @@ def dense(rank: int, world: int) -> None:
             each.hold_weights(each.tables, about)
 
 
+def nothing(rank: int, world: int) -> None:
+    """No lookups, no bags, no columns, no rows: gradients have the shapes of what they are for."""
+    for height, count, batch, dim in ((4, 3, 0, 2), (4, 0, 3, 2), (4, 3, 2, 0), (0, 0, 2, 3)):
+        for mode, kind in product(("mean", "weighted"), ("dense", "sparse", "fused")):
+            table = draw(1, height, dim).requires_grad_()
+            index = torch.zeros(count, dtype=torch.int64, device=DEVICE)
+            start = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
+            weights = draw(2, count).requires_grad_() if mode == "weighted" else None
+            y = ficco.embedding_all_to_all(
+                [table], [index], [start], tables_per_rank=[1] * world, dimension=dim, batch=batch,
+                mode="mean" if mode == "mean" else "sum", weights=[weights], sparse=kind == "sparse",
+                optimizer=ficco.FusedSGD([table], 0.5) if kind == "fused" else None,
+            )  # fmt: skip
+            y.sum().backward()  # type: ignore[no-untyped-call]
+            about = f"{height} {count} {batch} {dim} {mode} {kind}"
+            for tensor in (weights, None if kind == "fused" else table):
+                grad = None if tensor is None else tensor.grad
+                assert tensor is None or (grad is not None and grad.shape == tensor.shape), about
+
+
 def with_optimizers(rank: int, world: int) -> None:
     """Sparse gradients in optimizers of PyTorch."""
     for make in (
@@ -452,7 +472,7 @@ def disabled(rank: int, world: int) -> None:
 def checks(world: int) -> list[Callable[[int, int], None]]:
     """Return what so many ranks check on this device."""
     found: list[Callable[[int, int], None]] = [
-        sparse, dense, with_optimizers, fused, again, arguments, moved, disabled,
+        sparse, dense, nothing, with_optimizers, fused, again, arguments, moved, disabled,
     ]  # fmt: skip
     if DEVICE.type == "cuda":  # ranks that share GPUs have no NCCL, and so no captures
         return [*found, captured] if world <= torch.cuda.device_count() else found
