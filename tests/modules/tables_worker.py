@@ -192,7 +192,8 @@ def nothing(rank: int, world: int) -> None:
             weights = draw(2, count).requires_grad_() if mode == "weighted" else None
             y = ficco.embedding_all_to_all(
                 [table], [index], [start], tables_per_rank=[1] * world, dimension=dim, batch=batch,
-                mode="mean" if mode == "mean" else "sum", weights=[weights], sparse=kind == "sparse",
+                mode="mean" if mode == "mean" else "sum", weights=[weights],
+                sparse=kind == "sparse",
                 optimizer=ficco.FusedSGD([table], 0.5) if kind == "fused" else None,
             )  # fmt: skip
             y.sum().backward()  # type: ignore[no-untyped-call]
