@@ -37,7 +37,8 @@ def pool_bags(
         mean: whether to divide each sum by the bag's number of lookups. An empty bag has mean 0.
     """
     if bags[1] > bags[0] and table.shape[1]:
-        loading.enqueue(launch_of(table, indices, offsets, bags, target, weights, mean))
+        launch = launch_of(table, indices, offsets, bags, target, None, weights, mean)
+        loading.enqueue(launch)
 
 
 def launch_of(
@@ -46,9 +47,9 @@ def launch_of(
     offsets: Any,
     bags: tuple[int, int],
     target: Any,
+    arrays: Any = None,
     weights: Any = None,
     mean: bool = False,
-    arrays: Any = None,
 ) -> Launch:
     """Return the launch of `pool_bags`; the target must not be empty.
 

@@ -234,7 +234,7 @@ def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
             numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
             yield pooling.launch_of(
                 matrix(64, dim, dtype), numbers, numbers, (0, 8), matrix(8, dim, dtype),
-                weights if mode == "weighted" else None, arrays=kernels.arrays(),
+                kernels.arrays(), weights if mode == "weighted" else None,
             )  # fmt: skip
 
 
