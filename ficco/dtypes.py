@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ALL", "DTYPES", "ELEMENT_BYTES", "Dtype"]
+__all__ = ["ALL", "DTYPES", "ELEMENT_BYTES", "INDEX_DTYPES", "Dtype"]
 
 
 class Dtype(NamedTuple):
@@ -34,5 +34,8 @@ ALL = {
 DTYPES: dict[str, int] = {name: ALL[name].bytes for name in ("float32", "float16", "bfloat16")}
 """Bytes of an element, of the dtypes of problems."""
 
-ELEMENT_BYTES = {**DTYPES, "int64": ALL["int64"].bytes}
+INDEX_DTYPES = ("int32", "int64")
+"""The dtypes of an embedding's indices and offsets."""
+
+ELEMENT_BYTES = {**DTYPES, **{name: ALL[name].bytes for name in INDEX_DTYPES}}
 """Bytes of an element of a buffer: a dtype of problems, or the indices of an embedding."""

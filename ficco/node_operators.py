@@ -168,6 +168,8 @@ class NodeOperators(ABC):
         offsets: Sequence[Sequence[Array]],
         *,
         rows: Sequence[int] | None = None,
+        mode: str | Sequence[Any] = "sum",
+        weights: Sequence[Any] | None = None,
         schedule: str | Schedule | None = None,
         grain: int | None = None,
     ) -> list[Array]:
@@ -175,9 +177,14 @@ class NodeOperators(ABC):
 
         Args:
             tables: per rank its tables, each [rows, d].
-            indices: per rank and table [lookups], int64.
-            offsets: per rank and table [batch], int64: the start of each bag in its indices.
+            indices: per rank and table [lookups], int32 or int64, one dtype for all.
+            offsets: per rank and table [batch], of that dtype: the start of each bag in its
+                indices.
             rows: per rank, the rows of the batch that it gets; default: torch.chunk's rule.
+            mode: "sum" or "mean" of the rows of a bag, or per rank one of them, or a list of them
+                with an entry per table. The mean of an empty bag is 0.
+            weights: per rank None, or a list with an array per table: float32 [lookups], which
+                multiplies the rows of a sum; None: all are 1.
             schedule: instead of the node's.
             grain: chunks per batch slice, instead of the schedule's.
 
@@ -188,7 +195,7 @@ class NodeOperators(ABC):
         """
         return self.call(
             "embedding_all_to_all", schedule=schedule, grain=grain, tables=tables,
-            indices=indices, offsets=offsets, rows=rows,
+            indices=indices, offsets=offsets, rows=rows, mode=mode, weights=weights,
         )  # fmt: skip
 
     def call(

@@ -61,13 +61,17 @@ class _NumpyDraw:
         drawn = self._rng.standard_normal((rows, cols), np.float32) * np.float32(scale)
         return drawn.astype(self._dtype)
 
-    def integers(self, below: int, count: int) -> npt.NDArray[Any]:
-        """See `Draw.integers`."""
-        return self._rng.integers(0, below, (1, count))
+    def weights(self, count: int) -> npt.NDArray[Any]:
+        """See `Draw.weights`."""
+        return self._rng.standard_normal((1, count), np.float32)
 
-    def rising(self, below: int, count: int) -> npt.NDArray[Any]:
+    def integers(self, below: int, count: int, dtype: str = "int64") -> npt.NDArray[Any]:
+        """See `Draw.integers`."""
+        return self._rng.integers(0, below, (1, count)).astype(dtype)
+
+    def rising(self, below: int, count: int, dtype: str = "int64") -> npt.NDArray[Any]:
         """See `Draw.rising`."""
-        drawn = np.sort(self._rng.integers(0, below, (1, count)))
+        drawn = np.sort(self.integers(below, count, dtype))
         drawn[0, 0] = 0
         return drawn
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ficco.dtypes import ELEMENT_BYTES
@@ -34,6 +35,7 @@ __all__ = [
     "SIGNALS_PER_COPY",
     "UNITS",
     "VERSION",
+    "Bag",
     "Buffer",
     "Part",
     "Plan",
@@ -43,9 +45,12 @@ __all__ = [
     "Signal",
     "Step",
     "WindowBytes",
+    "bags_of",
     "copy_unit",
     "digest_of",
     "has_mailbox",
+    "mode_of",
+    "modes_in_step",
     "regions_of",
     "signal_at",
     "signal_place",
@@ -156,10 +161,25 @@ class Product(NamedTuple):
     add: tuple[Region, ...] = ()
 
 
+class Bag(NamedTuple):
+    """The pooled rows of a table, one row for each bag whose offsets are `bags`.
+
+    A row is the sum of the table's rows that a bag looks up; with `weights`, each times its weight;
+    with `mean`, the sum divided by the bag's number of lookups, or 0 for an empty bag.
+    """
+
+    table: Region
+    indices: Region
+    bags: Region
+    target: Region
+    weights: Region | None = None
+    mean: bool = False
+
+
 class Part(NamedTuple):
     """A part of a gated step: waits for its signals, does its work, raises its signals.
 
-    Parts of one step may run at the same time; only signals order them.
+    Parts of one step may run at the same time; only signals order them. `modes` is as of `Step`.
     """
 
     waits: tuple[Signal, ...] = ()
@@ -167,6 +187,7 @@ class Part(NamedTuple):
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
     raises: tuple[Signal, ...] = ()
+    modes: tuple[str, ...] = ()
 
 
 class Step(NamedTuple):
@@ -181,7 +202,8 @@ class Step(NamedTuple):
             order, in float32, goes to the one region of writes; a read of one row is added to every
             row, and no reads give zeros. collective: reads is sent by this rank, writes is
             received; see `collective`. bag: reads repeats (table, indices, offsets of its
-            bags), and writes[i] gets the sums of the i-th triple.
+            bags), and weights if the mode is "weighted"; writes[i] gets the i-th bags. See
+            `bags_of`.
         signals: raise: raises them, in any order; wait: waits for all; clear: sets them to 0.
         products: gemm: its products, in order.
         transpose_a, transpose_b: gemm: the operand is stored transposed.
@@ -196,6 +218,7 @@ class Step(NamedTuple):
         concurrent: a gated step waits for results of peers' kernels (as every step that both waits
             and raises): its plan needs lanes that run at the same time, and devices without kernels
             of other groups.
+        modes: bag: how each of `writes` is pooled, one of `problem.MODES`; () if all are sums.
     """
 
     id: str
@@ -212,6 +235,7 @@ class Step(NamedTuple):
     parts: tuple[Part, ...] = ()
     collective: str = ""
     concurrent: bool = False
+    modes: tuple[str, ...] = ()
 
 
 def copy_unit(target: str, same_device: bool) -> str:
@@ -243,6 +267,30 @@ def regions_of(work: Step | Part) -> list[Region]:
     for product in work.products:
         regions += [product.a, product.b, product.c, *product.add]
     return regions
+
+
+def mode_of(bag: Bag) -> str:
+    """Return the mode of a bag, one of `problem.MODES`."""
+    if bag.weights is not None:
+        return "weighted"
+    return "mean" if bag.mean else "sum"
+
+
+def modes_in_step(modes: Iterable[str]) -> tuple[str, ...]:
+    """Return the modes of bags as `Step.modes` has them: () if all are sums."""
+    modes = tuple(modes)
+    return modes if set(modes) - {"sum"} else ()
+
+
+def bags_of(work: Step | Part) -> list[Bag]:
+    """Return the bags of a step or a part; its reads, writes and modes must fit each other."""
+    reads = iter(work.reads)
+    modes = work.modes or ("sum",) * len(work.writes)
+    return [
+        Bag(next(reads), next(reads), next(reads), target,
+            next(reads) if mode == "weighted" else None, mode == "mean")
+        for target, mode in zip(work.writes, modes, strict=True)
+    ]  # fmt: skip
 
 
 class Buffer(NamedTuple):

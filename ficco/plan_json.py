@@ -26,7 +26,7 @@ from ficco.plan import (
     Step,
     digest_of,
 )
-from ficco.problem import Problem
+from ficco.problem import MODES, Problem
 from ficco.reading import parsed_json
 from ficco.schedule import Schedule
 
@@ -71,6 +71,7 @@ def _step(step: Step) -> dict[str, Any]:
         "parts": [_part(p) for p in step.parts],
         "collective": step.collective,
         "concurrent": step.concurrent,
+        "modes": list(step.modes),
     }
     return {key: value for key, value in out.items() if value}
 
@@ -104,6 +105,7 @@ def _part(part: Part) -> dict[str, Any]:
         "reads": [_region(r) for r in part.reads],
         "writes": [_region(r) for r in part.writes],
         "raises": [w._asdict() for w in part.raises],
+        "modes": list(part.modes),
     }
     return {key: value for key, value in out.items() if value}
 
@@ -201,6 +203,7 @@ def _read_step(raw: Any, where: str) -> Step:
         parts=f.list("parts", _read_part, ()),
         collective=f.get("collective", _text, ""),
         concurrent=f.get("concurrent", _flag, False),
+        modes=f.list("modes", _one_of(MODES), ()),
     )
 
 
@@ -247,6 +250,7 @@ def _read_part(raw: Any, where: str) -> Part:
         f.list("reads", _read_region, ()),
         f.list("writes", _read_region, ()),
         f.list("raises", _read_signal, ()),
+        f.list("modes", _one_of(MODES), ()),
     )
 
 

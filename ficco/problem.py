@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 from ficco import reading, registry
 from ficco.checking import whole_number, whole_numbers
-from ficco.dtypes import DTYPES
+from ficco.dtypes import DTYPES, INDEX_DTYPES
 from ficco.errors import InputError, closest, shown
 
 __all__ = [
     "MAX_WORLD",
+    "MODES",
     "MOST",
     "Output",
     "Pair",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 _RESERVED = re.compile(
-    r"x\d*|(y|bias|acc|table|indices|offsets)\d+|gathered|partial|pooled|recv|reduced"
+    r"x\d*|(y|bias|acc|table|indices|offsets|weights)\d+|gathered|partial|pooled|recv|reduced"
 )
 
 MOST = 2**31 - 1  # of m, n and k each
@@ -37,6 +38,7 @@ MAX_WORLD = 64  # ranks in one group; it determines the signals' places in a win
 
 TABLES, POOLING = 2, 8  # of an embedding that `chunked` builds
 AXES = ("rows", "contraction", "gathered")
+MODES = ("sum", "mean", "weighted")  # of the bags of a table
 
 
 def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
@@ -104,6 +106,9 @@ class Problem:
         splits: all-to-all: splits[s][r] rows go from rank s to rank r.
         tables: embedding: rows of each table, per rank; n is their dimension.
         lookups: embedding: a rank's number of indices for each table; no peer needs them.
+        modes: embedding: how a rank pools each of its tables: "sum"; "mean"; "weighted", a sum with
+            a float32 weight per lookup. () if all are "sum"; no peer needs them.
+        index_dtype: embedding: the dtype of indices and offsets, int32 or int64; no peer needs it.
         scales: "none"; reserved for scaled dtypes, which are not implemented.
 
     Raises:
@@ -130,6 +135,8 @@ class Problem:
     splits: tuple[tuple[int, ...], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
     lookups: tuple[tuple[int, ...], ...] = ()
+    modes: tuple[tuple[str, ...], ...] = ()
+    index_dtype: str = "int64"
     scales: str = "none"
 
     def __post_init__(self) -> None:
@@ -173,6 +180,10 @@ class Problem:
         depths = self.pairs[rank] if self.pairs else (self.depths[rank],)
         names = [(f"x{i or ''}", f"{operand}{i or ''}") for i in range(len(depths))]
         return tuple([Pair(x, w, k) for (x, w), k in zip(names, depths, strict=True)])
+
+    def modes_of(self, rank: int) -> tuple[str, ...]:
+        """Return how a rank pools each of its tables, see `modes`."""
+        return self.modes[rank] if self.modes else ("sum",) * len(self.tables[rank])
 
     def result_shapes(self, rank: int) -> list[tuple[int, int]]:
         """Return the shape of each output of a rank."""
@@ -259,6 +270,8 @@ class Problem:
             "splits": [list(row) for row in self.splits],
             "tables": [list(row) for row in self.tables],
             "lookups": [list(row) for row in self.lookups],
+            "modes": [list(row) for row in self.modes],
+            "index_dtype": self.index_dtype,
             "scales": self.scales,
         }
 
@@ -272,7 +285,7 @@ class Problem:
         kinds = {
             "op": str, "world": int, "rows": list, "k": int, "outputs": list, "dtype": str,
             "depths": list, "pairs": list, "splits": list, "tables": list, "lookups": list,
-            "scales": str,
+            "modes": list, "index_dtype": str, "scales": str,
         }  # fmt: skip
         reading.table(data, kinds, "problem")
         needed = ("op", "world", "rows", "k", "outputs", "dtype")
@@ -289,6 +302,9 @@ class Problem:
             values[name] = tuple(
                 _sizes(row, f"problem.{name}[{at}]") for at, row in enumerate(data.get(name, []))
             )
+        values["modes"] = tuple(
+            _texts(row, f"problem.modes[{at}]") for at, row in enumerate(data.get("modes", []))
+        )
         values["outputs"] = tuple(
             _output(entry, f"problem.outputs[{at}]") for at, entry in enumerate(data["outputs"])
         )
@@ -313,6 +329,13 @@ def _sizes(values: Any, where: str) -> tuple[int, ...]:
     if not isinstance(values, list):
         raise InputError(f"{where}={shown(values)}: a list of sizes is needed")
     return tuple(whole_number(size, f"{where}[{at}]", 0) for at, size in enumerate(values))
+
+
+def _texts(values: Any, where: str) -> tuple[str, ...]:
+    """Return a list of texts from JSON as a tuple."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise InputError(f"{where}={shown(values)}: a list of texts is needed")
+    return tuple(values)
 
 
 def _world(world: int) -> int:
@@ -353,8 +376,14 @@ def _check(problem: Problem) -> None:
 
 def _check_fields(p: Problem) -> None:
     """Reject fields that only operators of another flow have."""
-    if (p.tables or p.lookups) and not p.flow.pools:
-        raise InputError(f"tables and lookups belong to operators that pool bags, not to {p.op}")
+    if (p.tables or p.lookups or p.modes) and not p.flow.pools:
+        raise InputError(
+            f"tables, lookups and modes belong to operators that pool bags, not to {p.op}"
+        )
+    if not isinstance(p.index_dtype, str) or p.index_dtype not in INDEX_DTYPES:
+        raise InputError(
+            f"index_dtype={shown(p.index_dtype)}: it is one of {', '.join(INDEX_DTYPES)}"
+        )
     if (p.depths or p.pairs) and not p.flow.sums:
         raise InputError(f"depths and pairs belong to operators that add up, not to {p.op}")
     if p.splits and not p.flow.splits:

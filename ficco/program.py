@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ficco.plan import Buffer, Region, Signal
+from ficco.plan import Bag, Buffer, Region, Signal
 from ficco.tables import GatedPart, WholeTable, WindowRelease
 from ficco.target import Target
 
@@ -124,15 +124,6 @@ class Reduce(NamedTuple):
     """The sum of `reads`, in order; a read of one row is added to every row, none give zeros."""
 
     reads: tuple[Region, ...]
-    target: Region
-
-
-class Bag(NamedTuple):
-    """The sums of a table's rows for the bags whose offsets are `bags`."""
-
-    table: Region
-    indices: Region
-    bags: Region
     target: Region
 
 

@@ -142,10 +142,13 @@ class Draw(Protocol):
     def normal(self, rows: int, cols: int, scale: float = 1.0) -> Array:
         """Return [rows, cols] of N(0, scale^2) in the problem's dtype."""
 
-    def integers(self, below: int, count: int) -> Array:
-        """Return [1, count] of int64, uniform from 0 to below-1."""
+    def weights(self, count: int) -> Array:
+        """Return [1, count] of N(0, 1) in float32."""
 
-    def rising(self, below: int, count: int) -> Array:
+    def integers(self, below: int, count: int, dtype: str = "int64") -> Array:
+        """Return [1, count] of integers of a dtype, uniform from 0 to below-1."""
+
+    def rising(self, below: int, count: int, dtype: str = "int64") -> Array:
         """Return [1, count] of such integers in ascending order, with 0 first."""
 
 
@@ -218,8 +221,9 @@ class Function:
         leading: the place among the tensors, and the name in messages, of the tensor that sets the
             dtype, the device and the first dimension of the call.
         joins_pairs: whether pairs of x and w may be concatenated into one pair.
-        lengths: maps the number of tensors to the places of rows whose length may differ between
-            calls of one plan, as `operators.functions.rounded_length` says; None: there are none.
+        lengths: maps the number of tensors, and the rest, to the places of rows whose length may
+            differ between calls of one plan, as `operators.functions.rounded_length` says, each
+            with the place of the row whose length it has; None: there are none.
     """
 
     name: str
@@ -238,7 +242,7 @@ class Function:
     group_at: int | None = -3
     leading: tuple[int, str] = (0, "x")
     joins_pairs: bool = False
-    lengths: Callable[[int], Sequence[int]] | None = None
+    lengths: Callable[[int, Sequence[Any]], Mapping[int, int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ __all__ = [
     "Owner",
     "Source",
     "Sum",
+    "bags_name",
     "combined",
     "dot",
     "row_of",
@@ -46,6 +47,11 @@ class Sum(NamedTuple):
 
 
 Content = Source | Sum
+
+
+def bags_name(table: str, mode: str) -> str:
+    """Return the name, as an operand, of a table's bags that are pooled in a mode of problems."""
+    return f"bags of {table}" if mode == "sum" else f"{mode} bags of {table}"
 
 
 def dot(

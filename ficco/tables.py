@@ -239,12 +239,12 @@ class BagsReceived(NamedTuple):
 class PoolTable(NamedTuple):
     """One rank's part of an embedding_all_to_all, as one launch.
 
-    Its buffers are table0, indices0, offsets0, table1, ... and y0.
+    Its buffers are table0, indices0, offsets0, weights0 (if weighted), table1, ... and y0.
 
     Attributes:
         rank, world: of the plan.
         dtype: dtype of all tables, and of the result.
-        tables: number of own tables.
+        modes: how each own table is pooled, see `Problem.modes`.
         dim: columns of every table; without tables, a divisor of all columns from peers.
         left: the first column of the own tables in the result.
         bag, rows: the first bag of the batch that this rank receives, and their number. `bag` is 0
@@ -258,7 +258,7 @@ class PoolTable(NamedTuple):
     rank: int
     world: int
     dtype: str
-    tables: int
+    modes: tuple[str, ...]
     dim: int
     left: int
     bag: int
@@ -267,6 +267,11 @@ class PoolTable(NamedTuple):
     received: tuple[BagsReceived, ...]
     chunks: int
     recv: int
+
+    @property
+    def tables(self) -> int:
+        """Number of own tables."""
+        return len(self.modes)
 
     @property
     def outputs(self) -> tuple[OutputNames, ...]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from ficco import data, operators
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
-from ficco.dtypes import DTYPES
+from ficco.dtypes import DTYPES, INDEX_DTYPES
 from ficco.errors import InputError, ScheduleError
 from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.passes.served import check_served
-from ficco.problem import MAX_WORLD, Problem
+from ficco.problem import MAX_WORLD, MODES, Problem
 from ficco.schedule import MAX_CHUNKS, Schedule
 from ficco.selector.candidates import few_rows
 
@@ -101,6 +101,15 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
         "--splits", metavar="N,N;N,N",
         help="For all-to-all: the rows from each rank to each rank, with commas within a rank and "
         "semicolons between ranks. Default: equal parts of m.",
+    )  # fmt: skip
+    problem.add_argument(
+        "--mode", metavar="MODE",
+        help=f"For an embedding: how all tables are pooled: {', '.join(MODES)}. Default: sum.",
+    )  # fmt: skip
+    problem.add_argument(
+        "--index-dtype", metavar="DTYPE",
+        help=f"For an embedding: the dtype of indices and offsets: {', '.join(INDEX_DTYPES)}. "
+        "Default: int64.",
     )  # fmt: skip
     problem.add_argument(
         "--dtype",
@@ -274,7 +283,18 @@ def problem_from(
     problem = Problem.chunked(args.op, args.ranks, args.m, args.n, args.k, args.dtype, rows=rows)
     if splits is not None:
         problem = replace(problem, splits=splits)
-    return problem, machine
+    return _pooled(problem, args.mode, args.index_dtype), machine
+
+
+def _pooled(problem: Problem, mode: str | None, index_dtype: str | None) -> Problem:
+    """Return an embedding whose tables are pooled in a mode, by indices of a dtype."""
+    for option, value in (("--mode", mode), ("--index-dtype", index_dtype)):
+        if value is not None and not problem.flow.pools:
+            raise InputError(f"{option} is for operators that pool bags, not for {problem.op}")
+    if mode is not None and mode != "sum":
+        modes = tuple((mode,) * len(tables) for tables in problem.tables)
+        problem = replace(problem, modes=modes)
+    return problem if index_dtype is None else replace(problem, index_dtype=index_dtype)
 
 
 def _automatic(

@@ -52,11 +52,14 @@ class Compute(Protocol):
         """Store the sum of sources, in order, in the target; a source may have a single row."""
 
     def bag(
-        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
-    ) -> None:
+        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any,
+        weights: Any = None, mean: bool = False,
+    ) -> None:  # fmt: skip
         """Store the sums of bags [first, past last) in the target, one row per bag.
 
         Bag i sums table rows indices[offsets[i] : offsets[i+1]]; the last bag ends with indices.
+        With `weights` (float32, one per index) each row is multiplied by its weight. With `mean`
+        each sum is divided by its number of rows; an empty bag is 0.
         """
 
 
@@ -245,12 +248,26 @@ class PoolOperands(NamedTuple):
         indices: per table, one row with the lookups of all bags.
         offsets: per table, one row with the first lookup of each bag.
         y: target of the result.
+        weights: per table, one row with a float32 weight per lookup, or None.
     """
 
     tables: Sequence[Any]
     indices: Sequence[Any]
     offsets: Sequence[Any]
     y: Any
+    weights: Sequence[Any]
+
+    @classmethod
+    def of_names(cls, of: Callable[[str], Any], modes: Sequence[str]) -> PoolOperands:
+        """Return `of` applied to the names of the buffers of tables with these modes."""
+        tables, indices, offsets = (
+            [of(f"{name}{i}") for i in range(len(modes))]
+            for name in ("table", "indices", "offsets")
+        )
+        weights = [
+            of(f"weights{i}") if mode == "weighted" else None for i, mode in enumerate(modes)
+        ]
+        return cls(tables, indices, offsets, of("y0"), weights)
 
 
 WholeOperands = OneKernelOperands | PoolOperands
@@ -335,8 +352,9 @@ class DeviceCompute(Protocol):
         """Store the sum of slots, with `own` before slot `own_at`, and the bias in the target."""
 
     def bag(
-        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
-    ) -> None:
+        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any,
+        weights: Any = None, mean: bool = False,
+    ) -> None:  # fmt: skip
         """Store the sums of bags [first, past last) in the target, like `Compute.bag`."""
 
     def fill_nan(self, handle: Any) -> None:

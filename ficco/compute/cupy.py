@@ -285,19 +285,21 @@ class CupyCompute:
         kernel(grid, (_THREADS,), (target, _pitch(target), rows, cols, *pairs))
 
     def bag(
-        self, table: Array, indices: Array, offsets: Array, bags: tuple[int, int], target: Array
-    ) -> None:
+        self, table: Array, indices: Array, offsets: Array, bags: tuple[int, int], target: Array,
+        weights: Array | None = None, mean: bool = False,
+    ) -> None:  # fmt: skip
         """See `DeviceCompute.bag`."""
         first, last = bags
         cols = target.shape[1]
         if not target.size:
             return
-        kernel = _bag_kernel(table.dtype.name, target.dtype.name)
+        names = table.dtype.name, target.dtype.name, indices.dtype.name
+        kernel = _bag_kernel(*names, weights is not None, mean)
         kernel(
             (last - first, -(-cols // _THREADS)),
             (_THREADS,),
-            (target, _pitch(target), table, _pitch(table), indices, offsets, first, offsets.size,
-             indices.size, cols),
+            (target, _pitch(target), table, _pitch(table), indices, offsets,
+             indices if weights is None else weights, first, offsets.size, indices.size, cols),
         )  # fmt: skip
 
     def fill_nan(self, handle: Array) -> None:
@@ -412,22 +414,27 @@ extern "C" __global__ void ficco_sum({_NAMES[target]}* target, long long pitch, 
 
 
 @cache
-def _bag_kernel(table: str, target: str) -> Any:
-    """Return a kernel that sums the table rows of bags; a block handles columns of one bag."""
+def _bag_kernel(table: str, target: str, index: str, weighted: bool, mean: bool) -> Any:
+    """Return a kernel that pools the table rows of bags; a block handles columns of one bag."""
+    integer = {"int32": "int", "int64": "long long"}[index]
+    factor = "weights[at] * " if weighted else ""
+    divided = "if (end > begin) total /= static_cast<float>(end - begin);" if mean else ""
     code = f"""{_ELEMENTS}
 extern "C" __global__ void ficco_bag({_NAMES[target]}* target, long long target_pitch,
                                      const {_NAMES[table]}* table, long long table_pitch,
-                                     const long long* indices, const long long* offsets,
-                                     long long first, long long batch, long long lookups,
-                                     long long cols) {{
+                                     const {integer}* indices, const {integer}* offsets,
+                                     const float* weights, long long first, long long batch,
+                                     long long lookups, long long cols) {{
     const long long col = blockIdx.y * static_cast<long long>(blockDim.x) + threadIdx.x;
     if (col >= cols) return;
     const long long bag = first + blockIdx.x;
+    const long long begin = offsets[bag];
     const long long end = bag + 1 < batch ? offsets[bag + 1] : lookups;
     float total = 0;
-    for (long long at = offsets[bag]; at < end; ++at) {{
-        total += wide(table[indices[at] * table_pitch + col]);
+    for (long long at = begin; at < end; ++at) {{
+        total += {factor}wide(table[indices[at] * table_pitch + col]);
     }}
+    {divided}
     narrow(total, target[blockIdx.x * target_pitch + col]);
 }}
 """

@@ -46,16 +46,21 @@ class NumpyCompute:
         target[...] = total
 
     def bag(
-        self, table: Array, indices: Array, offsets: Array, bags: tuple[int, int], target: Array
-    ) -> None:
+        self, table: Array, indices: Array, offsets: Array, bags: tuple[int, int], target: Array,
+        weights: Array | None = None, mean: bool = False,
+    ) -> None:  # fmt: skip
         """See `Compute.bag`."""
         first, last = bags
         ends = np.append(offsets[first : last + 1], indices.size)[: last - first + 1]
         rows = _wide(table[indices[ends[0] : ends[-1]]])
+        if weights is not None:
+            rows = rows * weights[ends[0] : ends[-1], None]
         total = np.zeros(target.shape, np.float32)
         full = np.flatnonzero(np.diff(ends))  # reduceat would assign an empty bag the next row
         if full.size:
             total[full] = np.add.reduceat(rows, ends[full] - ends[0], axis=0)
+        if mean:
+            total /= np.maximum(np.diff(ends), 1).astype(np.float32)[:, None]
         target[...] = total
 
 

@@ -284,6 +284,9 @@ def pool_places(launch: Launch, operands: Any, places: Any) -> dict[str, Place]:
             (places.tables[j], places.indices[j], places.offsets[j]) if places.tables else (y, y, y)
         )
         by_name |= {f"tables.{i}": table, f"indices.{i}": indices, f"offsets.{i}": offsets}
+        if i < len(launch.arguments["weights"]):
+            given = one_kernel_pool.filled_weights(places.weights, y)
+            by_name[f"weights.{i}"] = given[i]
         if places.tables:
             by_name[f"strides.{i}"] = Pitch(table.slot, item)
             if operands.indices[j].shape[1]:

@@ -64,14 +64,19 @@ class TorchCompute:
         offsets: torch.Tensor,
         bags: tuple[int, int],
         target: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        mean: bool = False,
     ) -> None:
         """See `Compute.bag`."""
         first, last = bags
         starts = offsets[first:last]
         begin = int(starts[0])
         end = int(offsets[last]) if last < len(offsets) else len(indices)
-        target.copy_(
-            torch.nn.functional.embedding_bag(
-                indices[begin:end], table.float(), starts - begin, mode="sum"
-            )
+        pooled = torch.nn.functional.embedding_bag(
+            indices[begin:end],
+            table.float(),
+            starts - begin,
+            mode="mean" if mean else "sum",
+            per_sample_weights=None if weights is None else weights[begin:end],
         )
+        target.copy_(pooled)

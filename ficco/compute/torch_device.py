@@ -212,18 +212,21 @@ class TorchDeviceCompute:
         offsets: torch.Tensor,
         bags: tuple[int, int],
         target: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        mean: bool = False,
     ) -> None:
         """See `DeviceCompute.bag`."""
         try:
-            pool_bags(table, indices, offsets, bags, target)
+            pool_bags(table, indices, offsets, bags, target, weights, mean)
         except EngineError as reason:
             _warn(str(reason))
             first, last = bags
             if last > first and table.shape[1]:
-                sums = torch.nn.functional.embedding_bag(
-                    indices, table.float(), offsets, mode="sum"
-                )
-                target.copy_(sums[first:last])
+                pooled = torch.nn.functional.embedding_bag(
+                    indices, table.float(), offsets, mode="mean" if mean else "sum",
+                    per_sample_weights=weights,
+                )  # fmt: skip
+                target.copy_(pooled[first:last])
 
     def fill_nan(self, handle: torch.Tensor) -> None:
         """See `DeviceCompute.fill_nan`."""

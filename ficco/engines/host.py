@@ -183,7 +183,11 @@ class BoundProgram:
         elif isinstance(work, Bag):
             ends = handles[work.bags.buffer, 0]  # a bag ends where the next begins
             bags = (work.bags.col0, work.bags.col1)
-            compute.bag(view(work.table), view(work.indices)[0], ends[0], bags, view(work.target))
+            weights = None if work.weights is None else view(work.weights)[0]
+            compute.bag(
+                view(work.table), view(work.indices)[0], ends[0], bags, view(work.target), weights,
+                work.mean,
+            )  # fmt: skip
         else:
             raise EngineError(f"the host engine has no {kernel_of(work)} launches")
         if least_us:

@@ -201,11 +201,7 @@ class Launches:
         """Return `of` applied to every matrix of a call that is one kernel."""
         regions, table = self._matrices, work.table
         if isinstance(table, PoolTable):
-            tables, indices, offsets = (
-                [of(regions[f"{name}{i}"]) for i in range(table.tables)]
-                for name in ("table", "indices", "offsets")
-            )
-            return PoolOperands(tables, indices, offsets, of(regions["y0"]))
+            return PoolOperands.of_names(lambda name: of(regions[name]), table.modes)
         outputs = [
             OneKernelOutput(
                 of(regions[names.w]),

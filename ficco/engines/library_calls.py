@@ -103,6 +103,10 @@ def _bag(bag: Bag, columns: int) -> Call:
 
     def call(compute: DeviceCompute, view: View) -> None:
         starts, first_last = view(offsets)[0], (bag.bags.col0, bag.bags.col1)
-        compute.bag(view(bag.table), view(bag.indices)[0], starts, first_last, view(bag.target))
+        weights = None if bag.weights is None else view(bag.weights)[0]
+        compute.bag(
+            view(bag.table), view(bag.indices)[0], starts, first_last, view(bag.target), weights,
+            bag.mean,
+        )  # fmt: skip
 
     return call

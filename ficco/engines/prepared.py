@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from ficco.compute import DeviceCompute
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines.launches import Launches
+from ficco.kernels.arrays import item_bytes
 from ficco.plan import Buffer
 
 __all__ = ["CallSlots", "PreparedCall"]
 
-_INDEX_BYTES = ELEMENT_BYTES["int64"]
+_LENGTHS = ("indices", "weights")  # names of buffers with an element per lookup
 
 
 class CallSlots(NamedTuple):
@@ -81,7 +82,11 @@ class PreparedCall:
             if slot >= 0:
                 addresses[slot], self._pitches[slot] = compute.place(arrays[name])
         launches.place(arrays, addresses, self._pitches)
-        self._rows = [numbers[name] for name in arrays if name.startswith("indices")]
+        self._rows = [
+            (numbers[name], item_bytes(arrays[name]))
+            for name in arrays
+            if name.startswith(_LENGTHS)
+        ]
         self._state = launches.state
         self.window, self.before = window, before
         self.call: Any = None
@@ -106,7 +111,7 @@ class PreparedCall:
             copy: the window copy of this call.
             stream: driver handle of the library's current stream.
             matrices: of the addresses, if `before` is set; else empty.
-            lengths: numbers of lookups, by table.
+            lengths: elements of the rows with an element per lookup, in their order.
 
         Returns:
             False if nothing was enqueued and the call must take the full path.
@@ -121,8 +126,8 @@ class PreparedCall:
         for slot, address in zip(self._slots, addresses, strict=True):
             if slot >= 0:
                 by_slot[slot] = address
-        for slot, length in zip(self._rows, lengths, strict=True):
-            self._pitches[slot] = length * _INDEX_BYTES  # which says where the last bag ends
+        for (slot, size), length in zip(self._rows, lengths, strict=True):
+            self._pitches[slot] = length * size  # that of indices says where the last bag ends
         workspaces = []  # kept until the call is enqueued; stream order protects them afterwards
         for buffer, slot in self._workspaces:
             workspaces.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))

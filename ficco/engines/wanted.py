@@ -99,11 +99,7 @@ def _one_kernel(plan: RankPlan, table: Any, kernels: OwnKernels, turned: bool) -
     dtype = table.dtype
     if isinstance(table, PoolTable):
         whole = {b.name: matrix(b.rows, b.cols, b.dtype) for b in plan.buffers}
-        tables, indices, offsets = (
-            [whole[f"{name}{i}"] for i in range(table.tables)]
-            for name in ("table", "indices", "offsets")
-        )
-        pooled = PoolOperands(tables, indices, offsets, whole["y0"])
+        pooled = PoolOperands.of_names(whole.__getitem__, table.modes)
         return whole_launch(kernels, table, pooled)
     columns = {buffer.name: buffer.cols for buffer in plan.buffers}
     outputs = []

@@ -141,8 +141,8 @@ SUM = _kernel(
 POOL = _kernel(
     "pool_rows",
     "pool_kernel",
-    "target:* table:* indices:*i64 offsets:*i64 first:i32? batch:i32? lookups:i64? dim:i32 "
-    "table_stride:i64 target_stride:i64 LOOKUPS:= COLS:=",
+    "target:* table:* indices:* offsets:* weights:*fp32? first:i32? batch:i32? lookups:i64? "
+    "mean:i32? dim:i32 table_stride:i64 target_stride:i64 LOOKUPS:= COLS:= WEIGHTED:=",
 )
 POOL_TABLES = _kernel(
     "pool_tables",
@@ -154,11 +154,12 @@ POOL_TABLES = _kernel(
 POOL_AND_PUSH = _kernel(
     "one_kernel_pool",
     "one_kernel_pool_kernel",
-    "y:*? tables:*[]? strides:i64[]? indices:*[]? offsets:*[]? ends:i64[]? jobs:*i32? "
+    "y:*? tables:*[]? strides:i64[]? indices:*[]? offsets:*[]? ends:i64[]? weights:*[]? jobs:*i32? "
     f"counts:*i32? places:*i64? gates:*i32? {_WAIT} digest:i32? copy:i32? copy_places:i32? "
-    "job_count:i32? blocks:i32? leaving:i32? batch:i32? dim:i32? chunks:i32? rank:i32? peers:i64? "
-    "sources:i64? y_stride:i64? window_stride:i64? timeout_ns:i64? "
-    "WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= MOVE_ROWS:= MOVE_COLS:= EDGE:= BYTES:= ON_GPU:=",
+    "job_count:i32? blocks:i32? leaving:i32? batch:i32? dim:i32? means:i64? weighted:i64? "
+    "chunks:i32? rank:i32? peers:i64? sources:i64? y_stride:i64? window_stride:i64? "
+    "timeout_ns:i64? WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= MOVE_ROWS:= MOVE_COLS:= EDGE:= "
+    "BYTES:= WEIGHTED:= ON_GPU:=",
 )
 
 LIST_LOOKUPS = _kernel(

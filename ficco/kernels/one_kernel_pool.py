@@ -95,12 +95,14 @@ class Operands(NamedTuple):
             is the number of lookups, where the last bag ends; native code reads it there.
         offsets: per table [1, batch]: the first lookup of each bag.
         y: the result [own rows, columns of all ranks' tables], unit stride along rows.
+        weights: per table float32 [1, lookups] if the table is weighted, else None.
     """
 
     tables: Sequence[Any]
     indices: Sequence[Any]
     offsets: Sequence[Any]
     y: Any
+    weights: Sequence[Any]
 
 
 def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
@@ -184,7 +186,7 @@ def _jobs(
 def pool_and_push(prepared: PoolAndPush, operands: Operands, control: Control, copy: int) -> None:
     """Enqueue one call on the current stream: one launch.
 
-    Sums are float32, in the order of a bag's indices, and are rounded once.
+    Sums are float32, in the order of a bag's indices, and are rounded once; means after division.
 
     Args:
         prepared: the prepared table.
@@ -206,6 +208,7 @@ def launch_of(prepared: PoolAndPush, operands: Operands, control: Control, copy:
     """
     arguments = _arguments(prepared, operands, control, copy)
     dtypes = {} if operands.tables else {"indices": "int64", "offsets": "int64"}
+    dtypes["weights"] = "float32"
     return Launch(
         POOL_AND_PUSH, arguments, (prepared.items + 1,), _WARPS, dtypes=dtypes, odd=True,
         arrays=prepared.arrays,
@@ -254,6 +257,7 @@ def _arguments(
         "indices": _filled(operands.indices, y),
         "offsets": _filled(operands.offsets, y),
         "ends": _filled([each.shape[1] for each in operands.indices], 0),
+        "weights": filled_weights(operands.weights, y),
         "jobs": prepared.jobs,
         "counts": prepared.counts,
         "places": prepared.places,
@@ -268,6 +272,8 @@ def _arguments(
         "leaving": prepared.leaving,
         "batch": operands.offsets[0].shape[1] if operands.tables else 0,
         "dim": table.dim,
+        "means": _as_bits(table.modes, "mean"),
+        "weighted": _as_bits(table.modes, "weighted"),
         "chunks": table.chunks,
         "rank": table.rank,
         "peers": ranks_as_bits([rank for rank in range(table.world) if rank != table.rank]),
@@ -284,8 +290,27 @@ def _arguments(
         "MOVE_COLS": _MOVE_BYTES // item,
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
+        "WEIGHTED": "weighted" in table.modes,
         "ON_GPU": prepared.arrays.on_gpu,
     }
+
+
+def filled_weights(weights: Sequence[Any], y: Any) -> tuple[Any, ...]:
+    """Return the kernel's weights: an entry for each table, or one that it does not read.
+
+    Args:
+        weights: per table, or None where it is not weighted.
+        y: stands in for weights where no table is weighted.
+    """
+    first = next((each for each in weights if each is not None), None)
+    if first is None:
+        return (y,)
+    return _filled([first if each is None else each for each in weights], y)
+
+
+def _as_bits(modes: Sequence[str], mode: str) -> int:
+    """Return the set of tables of a mode."""
+    return sum(1 << place for place, each in enumerate(modes) if each == mode)
 
 
 def _filled(values: Sequence[Any], other: Any) -> tuple[Any, ...]:
@@ -296,11 +321,11 @@ def _filled(values: Sequence[Any], other: Any) -> tuple[Any, ...]:
 
 
 def _check(table: PoolTable, operands: Operands) -> None:
-    tables, indices, offsets, y = operands
-    if not table.tables == len(tables) == len(indices) == len(offsets):
+    tables, indices, offsets, y, weights = operands
+    if not table.tables == len(tables) == len(indices) == len(offsets) == len(weights):
         raise InputError(
-            f"{len(tables)} tables, {len(indices)} indices and {len(offsets)} offsets; the table "
-            f"was made for {table.tables} of each"
+            f"{len(tables)} tables, {len(indices)} indices, {len(offsets)} offsets and "
+            f"{len(weights)} weights; the table was made for {table.tables} of each"
         )
     check_operand("y0", y, (table.rows, y.shape[1]), table.dtype)
     check_rows("y0", y)
@@ -321,3 +346,8 @@ def _check(table: PoolTable, operands: Operands) -> None:
                 f"indices{i} is [1, {lookups}] with rows {stride(indices[i], 0)} elements apart; "
                 f"give a contiguous row, whose distance is {lookups}"
             )
+        if (table.modes[i] == "weighted") != (weights[i] is not None):
+            raise InputError(f"weights{i}: table {i} is pooled in mode {table.modes[i]!r}")
+        if weights[i] is not None:
+            check_operand(f"weights{i}", weights[i], (1, lookups), "float32")
+            check_rows(f"weights{i}", weights[i])

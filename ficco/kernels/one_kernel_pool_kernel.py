@@ -78,6 +78,7 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
     indices,
     offsets,
     ends,
+    weights,
     places,
     gates,
     stop,
@@ -86,6 +87,8 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
     blocks,
     batch,
     dim,
+    means,
+    weighted,
     y_stride,
     window_stride,
     timeout_ns,
@@ -95,6 +98,7 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
     COLS: tl.constexpr,  # noqa: N803
     EDGE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
+    WEIGHTED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Store an item's blocks of sums in a peer's window or in y; return 0 if a wait gave up."""
@@ -126,10 +130,17 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
         source = tl.multiple_of(source, BYTES)
         stride = tl.multiple_of(_element(strides, number).to(tl.int32), EDGE)
         here = tl.multiple_of(tl.minimum(dim - left, COLS), EDGE)
+        if WEIGHTED:
+            own_weights = _element(weights, number).to(weights[0].dtype) + begin
+            is_weighted = ((weighted >> number) & 1) != 0
+        else:
+            own_weights, is_weighted = own_indices, True
         total = block_sums(
-            source, stride, here, own_indices, own_indices, True, count,
-            BAGS, COLS, LOOKUPS, False,
+            source, stride, here, own_indices, own_weights, is_weighted, count,
+            BAGS, COLS, LOOKUPS, WEIGHTED,
         )  # fmt: skip
+        if ((means >> number) & 1) != 0:
+            total = total / tl.maximum(count, 1).to(tl.float32)[:, None]
         if opened == 0:
             opened = await_if(
                 opened == 0, gates + OPEN, 1, stop, timeout_ns, gates + _MISSED, _FREE + 1, False,
@@ -228,6 +239,7 @@ def one_kernel_pool(  # noqa: PLR0913
     indices,
     offsets,
     ends,
+    weights,
     jobs,
     counts,
     places,
@@ -242,6 +254,8 @@ def one_kernel_pool(  # noqa: PLR0913
     leaving: tl.int32,
     batch: tl.int32,
     dim: tl.int32,
+    means: tl.int64,
+    weighted: tl.int64,
     chunks: tl.int32,
     rank: tl.int32,
     peers: tl.int64,
@@ -258,6 +272,7 @@ def one_kernel_pool(  # noqa: PLR0913
     MOVE_COLS: tl.constexpr,  # noqa: N803
     EDGE: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
+    WEIGHTED: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
     """Store in y the sums of this rank's bags of all ranks' tables, and others' in their windows.
@@ -266,6 +281,7 @@ def one_kernel_pool(  # noqa: PLR0913
     indices, offsets, ends: per table: rows of all bags, the first lookup of each of `batch` bags,
     and the number of lookups, where the last bag ends. Elements of these tuples beyond the own
     tables are not used.
+    weights: per table, a factor per lookup; read if WEIGHTED.
     jobs: int32 [job_count, _FIELDS], job_count at most JOBS.
     counts: int32 [WORLD, _CHUNKS], and gates: int32, of the handshake; all 0 before and after.
     places: int64 [2, copy_places], addresses of both copies of the window: each rank's words, and
@@ -273,7 +289,7 @@ def one_kernel_pool(  # noqa: PLR0913
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
     copy: of the window. blocks: blocks of an item, except for those that copy.
     leaving: number of jobs for peers, items that copy, and the door, which use the gates.
-    dim: columns of a table. chunks: of a rank's bags.
+    dim: columns of a table. means, weighted: sets of tables. chunks: of a rank's bags.
     peers: set of all other ranks; sources: set of those that send.
     timeout_ns: time limit of a wait.
     EDGE, BYTES: elements that divide strides and dim; bytes that divide addresses.
@@ -307,9 +323,9 @@ def one_kernel_pool(  # noqa: PLR0913
         before = leave(gates)
     else:
         opened = _pool(
-            y, tables, strides, indices, offsets, ends, places, gates, stop, job, item, blocks,
-            batch, dim, y_stride, window_stride, timeout_ns,
-            WORLD, LOOKUPS, BAGS, COLS, EDGE, BYTES, ON_GPU,
+            y, tables, strides, indices, offsets, ends, weights, places, gates, stop, job, item,
+            blocks, batch, dim, means, weighted, y_stride, window_stride, timeout_ns,
+            WORLD, LOOKUPS, BAGS, COLS, EDGE, BYTES, WEIGHTED, ON_GPU,
         )  # fmt: skip
         if kind == _SEND:
             before = _sent(counts, places, gates, job, rank, opened)

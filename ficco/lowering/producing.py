@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ficco.plan import Buffer, Part, Product, Region, Signal, Step
+from ficco.plan import Buffer, Part, Product, Region, Signal, Step, modes_in_step
 from ficco.problem import Pair, Problem, offsets
 
 __all__ = ["COMPUTE", "PARTIAL", "Bags", "Gated", "Piece", "Producer", "Products"]
@@ -173,7 +173,7 @@ class Bags:
     def __init__(self, problem: Problem, rank: int, lookups: Sequence[int]) -> None:
         self.problem, self.rank, self.lookups = problem, rank, lookups
         self.dim = problem.outputs[0].columns[0]
-        self.tables = problem.tables[rank]
+        self.tables, self.modes = problem.tables[rank], problem.modes_of(rank)
 
     def begin(self, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.begin`."""
@@ -181,30 +181,34 @@ class Bags:
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.steps`."""
-        reads, writes = self._regions(pieces)
-        return [Step(f"bag.{name}", COMPUTE, "bag", "sm", reads, writes)]
+        reads, writes, modes = self._regions(pieces)
+        return [Step(f"bag.{name}", COMPUTE, "bag", "sm", reads, writes, modes=modes)]
 
     def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
         """See `Producer.gated`."""
         parts = []
         for pieces, waits, raised in groups:
-            reads, writes = self._regions(pieces)
-            parts.append(Part(waits, reads=reads, writes=writes, raises=raised))
+            reads, writes, modes = self._regions(pieces)
+            parts.append(Part(waits, reads=reads, writes=writes, raises=raised, modes=modes))
         return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))] if parts else []
 
     def operands(self) -> list[Buffer]:
         """See `Producer.operands`."""
-        buffers = []
+        buffers, index_dtype = [], self.problem.index_dtype
         for i, rows in enumerate(self.tables):
             buffers += [
                 Buffer(f"table{i}", "weight", rows, self.dim, self.problem.dtype),
-                Buffer(f"indices{i}", "input", 1, self.lookups[i], "int64"),
-                Buffer(f"offsets{i}", "input", 1, self.problem.m, "int64"),
+                Buffer(f"indices{i}", "input", 1, self.lookups[i], index_dtype),
+                Buffer(f"offsets{i}", "input", 1, self.problem.m, index_dtype),
             ]
+            if self.modes[i] == "weighted":
+                buffers.append(Buffer(f"weights{i}", "input", 1, self.lookups[i], "float32"))
         return buffers
 
-    def _regions(self, pieces: Sequence[Piece]) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-        """Return the reads and the target's columns, for every piece and table."""
+    def _regions(
+        self, pieces: Sequence[Piece]
+    ) -> tuple[tuple[Region, ...], tuple[Region, ...], tuple[str, ...]]:
+        """Return the reads, the target's columns and the modes, for every piece and table."""
         reads: list[Region] = []
         writes: list[Region] = []
         rank, edges = self.rank, offsets([self.dim] * len(self.tables))
@@ -217,5 +221,7 @@ class Bags:
                     Region(rank, f"indices{i}", 0, 1, 0, self.lookups[i]),
                     Region(rank, f"offsets{i}", 0, 1, piece.row0, piece.row1),
                 ]
+                if self.modes[i] == "weighted":
+                    reads.append(Region(rank, f"weights{i}", 0, 1, 0, self.lookups[i]))
                 writes.append(target._replace(col0=left, col1=left + self.dim))
-        return tuple(reads), tuple(writes)
+        return tuple(reads), tuple(writes), modes_in_step(self.modes * len(pieces))

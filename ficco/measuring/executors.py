@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import sys
@@ -316,13 +317,17 @@ class TorchDraw:
         """See `oracle.Draw.normal`."""
         return torch.randn((rows, cols), **self._options).mul_(scale).to(self._dtype)
 
-    def integers(self, below: int, count: int) -> Tensor:
-        """See `oracle.Draw.integers`."""
-        return torch.randint(0, below, (1, count), **self._options)
+    def weights(self, count: int) -> Tensor:
+        """See `oracle.Draw.weights`."""
+        return torch.randn((1, count), **self._options)
 
-    def rising(self, below: int, count: int) -> Tensor:
+    def integers(self, below: int, count: int, dtype: str = "int64") -> Tensor:
+        """See `oracle.Draw.integers`."""
+        return torch.randint(0, below, (1, count), dtype=TORCH_DTYPE[dtype], **self._options)
+
+    def rising(self, below: int, count: int, dtype: str = "int64") -> Tensor:
         """See `oracle.Draw.rising`."""
-        drawn: Tensor = self.integers(below, count).sort().values
+        drawn: Tensor = self.integers(below, count, dtype).sort().values
         drawn[0, 0] = 0
         return drawn
 
@@ -337,7 +342,7 @@ def _parts(problem: Problem, inputs: Sequence[Named], rank: int) -> tuple[Work, 
     """
     own, world, longest = inputs[rank], problem.world, max(problem.rows)
     if problem.flow.pools:
-        return _pooling(problem, own), _sending_bags(problem, own, rank)
+        return _pooling(problem, own, rank), _sending_bags(problem, own, rank)
     x = own["x"]
     if problem.flow.own_columns:
         whole = torch.cat([peer["x"] for peer in inputs])
@@ -378,13 +383,17 @@ def _multiplying(problem: Problem, x: Tensor, own: Named) -> Work:
     return lambda: [torch.mm(a, b) for a, b in pairs]
 
 
-def _pooling(problem: Problem, own: Named) -> Work:
-    count = sum(name.startswith("table") for name in own)
-    tables = [
-        (own[f"indices{i}"].ravel(), own[f"table{i}"], own[f"offsets{i}"].ravel())
-        for i in range(count)
-    ]
-    return lambda: [torch.nn.functional.embedding_bag(*table, mode="sum") for table in tables]
+def _pooling(problem: Problem, own: Named, rank: int) -> Work:
+    calls: list[Work] = []
+    for i, mode in enumerate(problem.modes_of(rank)):
+        table, weights = own[f"table{i}"], own.get(f"weights{i}")
+        if weights is not None:  # PyTorch takes weights in the dtype of the table alone
+            weights = weights.ravel().to(table.dtype)
+        lookups = own[f"indices{i}"].ravel(), table, own[f"offsets{i}"].ravel()
+        options: dict[str, Any] = {"per_sample_weights": weights}
+        options["mode"] = "mean" if mode == "mean" else "sum"
+        calls.append(functools.partial(torch.nn.functional.embedding_bag, *lookups, **options))
+    return lambda: [call() for call in calls]
 
 
 def _sending_bags(problem: Problem, own: Named, rank: int) -> Work:

@@ -25,7 +25,7 @@ from ficco.modules.dense_tables import begin_dense, begin_sparse
 from ficco.modules.error_context import current_layer, naming
 from ficco.modules.routes import is_observed, perform
 from ficco.modules.sorted_rows import Looked
-from ficco.modules.table_gradients import packed
+from ficco.modules.table_gradients import Pools, packed, weight_gradients
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import DisableAutocast
 from ficco.registry import Function, Kept
@@ -155,12 +155,13 @@ class Gradients:
             return lambda: arrived
         return operators.begin_exchange(rows, splits, group)
 
+    pools = Pools
+    weight_gradients = staticmethod(weight_gradients)
+
     @staticmethod
     def table_gradients(
         arriving: Arriving,
-        indices: Sequence[Tensor],
-        starts: Sequence[Tensor],
-        heights: Sequence[int],
+        pools: Pools,
         needs: Sequence[bool],
         sparse: bool,
         like: Tensor,
@@ -169,9 +170,7 @@ class Gradients:
 
         Args:
             arriving: what `return_bags` returned.
-            indices: per table [lookups].
-            starts: per table [batch].
-            heights: rows of each table.
+            pools: what `pools` returned for all tables.
             needs: per table, whether its gradient is needed.
             sparse: whether gradients are sparse COO tensors.
             like: [any, dimension], of the dtype and device of dense gradients.
@@ -179,11 +178,8 @@ class Gradients:
         places = [i for i, needed in enumerate(needs) if needed]
         if not places:
             return arriving(), [None] * len(needs)
-        chosen = Looked(
-            [indices[i] for i in places], [starts[i] for i in places], places, len(needs)
-        )
-        own = [heights[i] for i in places]
-        finish = begin_sparse(chosen, own) if sparse else begin_dense(chosen, own, like)
+        looked = Looked(pools.of(places), places, len(needs))
+        finish = begin_sparse(looked) if sparse else begin_dense(looked, like)
         bags = arriving()
         found = finish(bags)
         gradients = dict(zip(places, found, strict=True))

@@ -10,8 +10,14 @@ import torch
 from ficco.errors import InputError, shown
 from ficco.modules import groups
 from ficco.modules.calling import check_dense, check_sized
+from ficco.operators import bag_functions
+from ficco.operators.bag_arrays import bag_modes
 
-__all__ = ["empty_like_tables", "listed", "with_gradient"]
+__all__ = [
+    "SUMMED", "WITH_MODES", "empty_like_tables", "listed", "pooled_by", "with_gradient",
+]  # fmt: skip
+
+SUMMED, WITH_MODES = bag_functions.SUMMED.name, bag_functions.POOLED.name
 
 Tensor = torch.Tensor
 _LEAF = torch.zeros(1, 1, requires_grad=True)
@@ -30,13 +36,33 @@ def listed(values: Any, name: str) -> list[Tensor]:
         )
     tensors = list(values)
     for i, tensor in enumerate(tensors):
-        if not isinstance(tensor, Tensor):
-            weight = "; pass its weight" if isinstance(tensor, torch.nn.Module) else ""
-            kind = type(tensor).__name__
-            raise InputError(f"{name}[{i}]: {kind} found; a torch tensor is needed{weight}")
-        check_sized(tensor, f"{name}[{i}]")
-        check_dense(tensor, f"{name}[{i}]")
+        _check_tensor(tensor, f"{name}[{i}]")
     return tensors
+
+
+def _check_tensor(tensor: Any, name: str) -> None:
+    if not isinstance(tensor, Tensor):
+        weight = "; pass its weight" if isinstance(tensor, torch.nn.Module) else ""
+        kind = type(tensor).__name__
+        raise InputError(f"{name}: {kind} found; a torch tensor is needed{weight}")
+    check_sized(tensor, name)
+    check_dense(tensor, name)
+
+
+def pooled_by(mode: Any, weights: Any, count: int) -> tuple[list[str], list[Tensor]]:
+    """Return how each of a rank's `count` tables is pooled, and the weights of those that have any.
+
+    Raises:
+        InputError: they do not fit; see `bag_modes`.
+    """
+    if weights is None and isinstance(mode, str) and mode == "sum":
+        return ["sum"] * count, []
+    modes = bag_modes(mode, weights, count)
+    given = [each for each in weights or () if each is not None]
+    names = [f"weights[{i}]" for i, each in enumerate(modes) if each == "weighted"]
+    for name, each in zip(names, given, strict=True):
+        _check_tensor(each, name)
+    return list(modes), given
 
 
 def empty_like_tables(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +46,7 @@ _MAX_TRIES = 8  # how often a call tries to prepare itself between two prepared 
 Tensor = torch.Tensor
 _STRIDED = torch.strided
 _cache: OrderedDict[Any, CachedCall] = OrderedDict()
+_NO_LENGTHS: Mapping[int, int] = {}
 
 
 def _no_prepared_call() -> None:
@@ -184,7 +185,7 @@ def key_of(
     others: Sequence[Any],
     schedule: str | Schedule,
     *rest: Any,
-    lengths: Sequence[int] = (),
+    lengths: Mapping[int, int] = _NO_LENGTHS,
 ) -> Any:
     """Return the cache key of a call; None: the call cannot be cached.
 
@@ -195,7 +196,8 @@ def key_of(
         others: the other tensors, or None.
         schedule: as the user gave it.
         rest: further arguments.
-        lengths: places among all tensors of rows of which only the rounded length matters.
+        lengths: places among all tensors of rows of which only the rounded length matters, with the
+            places of the rows whose lengths they have; see `registry.Function.lengths`.
     """
     if not isinstance(x, Tensor) or not x.is_cuda or x.layout != _STRIDED or groups.disabled():
         return None
@@ -210,6 +212,9 @@ def key_of(
             if t is None:
                 facts.append(None)
             elif place in lengths:
+                like = others[lengths[place] - 1]
+                if t is not like and t.numel() != like.numel():
+                    return None  # the check of the call refuses it
                 facts += (rounded_length(t.numel()), t.dim(), t.is_contiguous(), t.dtype,
                           t.get_device(), t.layout)  # fmt: skip
             elif isinstance(t, Tensor) and t.layout == _STRIDED:
@@ -279,7 +284,7 @@ def taken_as(name: str, plainly: bool, even: bool = False) -> Callable[[Tensor],
     if even and not plainly:
         take = taken_as(name, plainly)
         return lambda tensor: evenly(name, take(tensor))
-    if name.startswith(("bias", "indices", "offsets")):
+    if name.startswith(("bias", "indices", "offsets", "weights")):
         return row_of
     read_by_rows = is_input(name) or name.startswith("table")
     return _readable_matrix if read_by_rows and not plainly else as_matrix
@@ -295,8 +300,8 @@ def evenly(name: str, matrix: Tensor) -> Tensor:
     They need addresses that are multiples of 16, and rows that are either contiguous or a multiple
     of 16 long and apart. Other layouts need compilation. Peers do not depend on the layout.
     """
-    if not name.startswith(("x", "w", "bias")):
-        return matrix
+    if not name.startswith(("x", "w", "bias")) or name.startswith("weights"):
+        return matrix  # also indices, offsets, weights and tables of bags
     row_stride, col_stride = matrix.stride()
     transposed = col_stride != 1 and row_stride == 1
     by_rows = matrix.t() if transposed else matrix

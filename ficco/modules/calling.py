@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
-from ficco import registry
 from ficco.checking import check_sum
 from ficco.compute.numpy import NUMPY
 from ficco.compute.torch_dtypes import NAME_OF, PROBLEM_NAME_OF
@@ -98,10 +97,16 @@ class Call:
     """One collective call of this rank, with checks whose errors name the argument."""
 
     def __init__(
-        self, group: Any, x: Tensor, name: str, key: Any = None, operator: str = ""
+        self,
+        group: Any,
+        x: Tensor,
+        name: str,
+        key: Any = None,
+        operator: str = "",
+        lengths: Iterable[int] = (),
     ) -> None:
         self.key = key  # under which the call is cached; None: it is not
-        self.name = operator
+        self.name, self.lengths = operator, lengths  # see `registry.Function.lengths`
         self.group = groups.process_group(group)
         self.rank = torch.distributed.get_rank(self.group)
         self.world = torch.distributed.get_world_size(self.group)
@@ -138,11 +143,37 @@ class Call:
             raise InputError(f"{name} is {list(tensor.shape)}; {dims} dimensions are needed")
         check_held(tensor, name)
 
-    def check_integers(self, tensor: Tensor, name: str) -> None:
-        """Refuse what is no row of int64 on the device of the call."""
+    @staticmethod
+    def index_dtype(tensors: Sequence[Tensor]) -> str:
+        """Return the name of the dtype of indices and offsets; "" if there are none."""
+        return NAME_OF.get(tensors[0].dtype, "") if tensors else ""
+
+    def check_integers(self, tensor: Tensor, name: str, dtype: str) -> None:
+        """Refuse what is no row of integers of a dtype on the device of the call.
+
+        dtype: that of the first indices, "int32" or "int64".
+        """
+        if tensor.dtype not in (torch.int32, torch.int64):
+            raise InputError(f"{name} is {tensor.dtype}; int32 or int64 is needed")
+        if NAME_OF[tensor.dtype] != dtype:
+            raise InputError(
+                f"{name} is {tensor.dtype}, indices[0] is torch.{dtype}; give all indices and "
+                "offsets in one dtype"
+            )
+        self._check_row(tensor, name)
+
+    def check_weights(self, tensor: Tensor, name: str, count: int) -> None:
+        """Refuse what is no row of `count` float32 weights on the device of the call."""
+        if tensor.dtype != torch.float32:
+            raise InputError(f"{name} is {tensor.dtype}; float32 is needed: pass .float()")
+        self._check_row(tensor, name)
+        if tensor.numel() != count:
+            raise InputError(
+                f"{name} has {tensor.numel()} entries; {count} are needed, one per index"
+            )
+
+    def _check_row(self, tensor: Tensor, name: str) -> None:
         check_dense(tensor, name)
-        if tensor.dtype != torch.int64:
-            raise InputError(f"{name} is {tensor.dtype}; int64 is needed")
         if tensor.dim() != 1:
             raise InputError(f"{name} is {list(tensor.shape)}; it has 1 dimension")
         if tensor.device != self.device:
@@ -275,9 +306,9 @@ class Call:
             shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
             even = _needs_even(runtime)
             takes = tuple((name, taken_as(name, plainly, even)) for name in tensors)
-            rows = registry.function(self.name).lengths
-            lengths = () if rows is None else rows(len(takes))
-            call = CachedCall(runtime, problem, chosen, takes, shapes, ready, changes, lengths)
+            call = CachedCall(
+                runtime, problem, chosen, takes, shapes, ready, changes, tuple(self.lengths)
+            )
             keep(self.key, call)
 
     def _chosen(

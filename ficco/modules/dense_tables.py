@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -24,14 +24,11 @@ __all__ = ["begin_dense"]
 Tensor = torch.Tensor
 
 
-def begin_dense(
-    looked: Looked, heights: Sequence[int], like: Tensor
-) -> Callable[[Tensor], list[Tensor]]:
+def begin_dense(looked: Looked, like: Tensor) -> Callable[[Tensor], list[Tensor]]:
     """Sort the lookups, and return the function that computes dense gradients.
 
     Args:
         looked: the lookups of the tables that need a gradient.
-        heights: rows of each of them.
         like: [any, dimension], of the dtype and device of the gradients.
 
     Returns:
@@ -39,26 +36,27 @@ def begin_dense(
         gradients [height, dimension] of the tables.
     """
     if can_update([like]) and like.shape[1] and not is_observed():
+        heights = list(looked.pools.heights)
         whole = like.new_zeros((sum(heights), like.shape[1]))
-        tables = list(torch.split(whole, list(heights)))
+        tables = list(torch.split(whole, heights))
         try:
             store = prepare_updates(looked, tables, None, row_updates.STORE)
         except EngineError as reason:
             warn_without_kernels(str(reason))
         else:
             return lambda bags: _stored(store, tables, looked, bags)
-    lookups = Lookups(looked.indices, looked.starts, heights)
+    lookups = Lookups(*looked.pools)
     keys = lookups.keys()
     return lambda bags: _by_pytorch(lookups, keys, _of(looked, bags))
 
 
-def begin_sparse(looked: Looked, heights: Sequence[int]) -> Callable[[Tensor], list[Tensor]]:
+def begin_sparse(looked: Looked) -> Callable[[Tensor], list[Tensor]]:
     """Join the lookups, and return the function that computes sparse gradients.
 
     Arguments and result are those of `begin_dense`; the gradients are sparse COO tensors, not
     coalesced. A lookup is an index, and its values are the gradient of its bag.
     """
-    lookups = Lookups(looked.indices, looked.starts, heights)
+    lookups = Lookups(*looked.pools)
     return lambda bags: lookups.sparse(_of(looked, bags))
 
 
@@ -67,7 +65,7 @@ def _stored(store: Update, tables: list[Tensor], looked: Looked, bags: Tensor) -
         store(bags, 0.0, 0.0)
     except EngineError as reason:
         warn_without_kernels(str(reason))
-        lookups = Lookups(looked.indices, looked.starts, [len(table) for table in tables])
+        lookups = Lookups(*looked.pools)
         return _by_pytorch(lookups, lookups.keys(), _of(looked, bags))
     return tables
 
@@ -80,8 +78,11 @@ def _of(looked: Looked, bags: Tensor) -> Tensor:
 
 
 def _by_pytorch(lookups: Lookups, keys: Tensor, bags: Tensor) -> list[Tensor]:
-    sums = bags if bags.is_cuda else bags.float()  # on GPUs PyTorch adds up in float32
+    # On GPUs PyTorch adds up in float32, but needs factors in the dtype of the gradients.
+    sums = bags if bags.is_cuda and lookups.factors is None else bags.float()
     unused = keys.new_empty(0)  # only for modes mean and max
     height = sum(lookups.heights)
-    whole = bag_gradient(sums, keys, lookups.rows, unused, unused, height, False, 0, None, -1)
+    whole = bag_gradient(
+        sums, keys, lookups.rows, unused, unused, height, False, 0, lookups.factors, -1
+    )
     return list(torch.split(whole.to(bags.dtype), lookups.heights))

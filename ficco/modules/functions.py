@@ -381,6 +381,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
     device: torch.device | str | None = None,
     group: Any = None,
     rows: Sequence[int] | None = None,
+    mode: str | Sequence[str] = "sum",
+    weights: Sequence[Tensor | None] | None = None,
     sparse: bool = False,
     optimizer: FusedOptimizer | None = None,
     schedule: str | Schedule = DEFAULT,
@@ -398,8 +400,8 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
 
     Args:
         tables: this rank's tables, each [rows, dimension]; may be empty.
-        indices: per table [lookups], int64.
-        offsets: per table [batch], int64: the start of each bag.
+        indices: per table [lookups], int32 or int64, one dtype for all tables of a rank.
+        offsets: per table [batch], of that dtype: the start of each bag.
         tables_per_rank: number of tables by rank, the same list on all ranks.
         dimension: columns of all tables.
         batch: bags of the whole batch.
@@ -408,8 +410,13 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
             open group, else the current GPU if the group supports GPUs (nccl), else the CPU.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         rows: size of the batch slice by rank; None: torch.chunk's rule.
-        sparse: whether tables get sparse COO gradients, not coalesced: an index per lookup, and its
-            bag's gradient as values. torch.compile leaves such a call out of its graphs.
+        mode: "sum" or "mean" of the rows of a bag, or a list with one of them for each of this
+            rank's tables. The mean of an empty bag is 0.
+        weights: per table None, or float32 [lookups]: the rows of a sum are multiplied with them
+            (`per_sample_weights` of torch.nn.functional.embedding_bag). None: no table has any.
+            They get gradients, which are computed in the dtype of the tables.
+        sparse: whether tables get sparse COO gradients, not coalesced: an index per lookup, and the
+            gradient of its row as values. torch.compile leaves such a call out of its graphs.
         optimizer: a FusedSGD or FusedRowWiseAdagrad that has this rank's tables. torch.compile
             leaves such a call out of its graphs.
         schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
@@ -428,6 +435,13 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
         >>> options = {"tables_per_rank": [1], "dimension": 4, "batch": 2}
         >>> ficco.embedding_all_to_all([table], bags, [torch.tensor([0, 2])], **options).shape
         torch.Size([2, 4])
+        >>> sums = ficco.embedding_all_to_all(
+        ...     [table], bags, [torch.tensor([0, 2])], weights=[torch.tensor([0.5, 0.5, 1])],
+        ...     **options)
+        >>> means = ficco.embedding_all_to_all(
+        ...     [table], bags, [torch.tensor([0, 2])], mode="mean", **options)
+        >>> torch.allclose(sums, means)
+        True
     """
     dimension, batch = size("dimension", dimension), size("batch", batch)
     if tables_per_rank is None:
@@ -436,19 +450,25 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
     fused_tables.check_optimizer(optimizer, sparse)
     tables, indices = bags.listed(tables, "tables"), bags.listed(indices, "indices")
     offsets = bags.listed(offsets, "offsets")
+    modes, weights = bags.pooled_by(mode, weights, len(tables))
     like = bags.empty_like_tables(tables, dimension, dtype, device, group)
-    if 0 in tables_per_rank and torch.is_grad_enabled() and not any(map(requires_grad, tables)):
+    differentiable = any(map(requires_grad, (*tables, *weights)))
+    if 0 in tables_per_rank and torch.is_grad_enabled() and not differentiable:
         like = bags.with_gradient(like)
-    tensors = (*tables, *indices, *offsets, like)
-    name, rows = "embedding_all_to_all", sizes("rows", rows)
-    args = (
-        tables, indices, offsets, like, tables_per_rank, batch, rows, sparse, group, schedule, grain
-    )  # fmt: skip
+    lists = (tables, indices, offsets)
+    shared = (like, tables_per_rank, batch, sizes("rows", rows), sparse)
+    call = (group, schedule, grain)
     if optimizer is not None and torch.is_grad_enabled():
-        return fused_tables.fused_call_outside_graphs(name, optimizer, args)  # type: ignore[no-any-return]
+        return fused_tables.fused_call_outside_graphs(  # type: ignore[no-any-return]
+            bags.WITH_MODES, optimizer, (*lists, weights, *shared, modes, *call)
+        )
+    name: str = bags.SUMMED
+    args: tuple[Any, ...] = (*lists, *shared, *call)
+    if any(each != "sum" for each in modes):
+        name, args = bags.WITH_MODES, (*lists, weights, *shared, modes, *call)
     if sparse and torch.compiler.is_dynamo_compiling():
         return _sparse_call_outside_graphs(name, args)  # type: ignore[no-any-return]
-    return dispatch(name, args, survey(tensors))  # type: ignore[no-any-return]
+    return dispatch(name, args, survey((*tables, *indices, *offsets, *weights, like)))  # type: ignore[no-any-return]
 
 
 @disable_dynamo  # type: ignore[untyped-decorator]

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from ficco import registry
 from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.autograd import GRADIENTS, refuse_second
 from ficco.modules.routes import WATCHED, is_custom, perform, survey
+from ficco.modules.table_gradients import Pools, weight_gradients
 from ficco.modules.table_optimizers import FusedOptimizer
 from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.problem import chunk_sizes
@@ -18,6 +20,7 @@ from ficco.problem import chunk_sizes
 __all__ = ["check_optimizer", "fused_call_outside_graphs"]
 
 Tensor = torch.Tensor
+_MODES = 4  # place of the modes among the arguments that are no tensors
 
 
 def check_optimizer(optimizer: Any, sparse: Any) -> None:
@@ -48,16 +51,15 @@ def fused_call_outside_graphs(
     """Run the operator; backward will update the tables. Errors of torch.compile show this name.
 
     Args:
-        name: of the operator, whose arguments begin with tables, indices, starts and `like`.
+        name: of the operator with modes.
         optimizer: of the tables.
         args: those of the operator.
     """
-    tables, indices, starts, like = args[:4]
-    tensors = (*tables, *indices, *starts, like)
+    tensors, _ = registry.function(name).flat(args)
     if survey(tensors) == WATCHED:
         is_custom(tensors)  # refuses what has no rule
-    places = optimizer.places_of(tables)
-    return _Pool.apply(name, optimizer, places, args, *tables, like)  # type: ignore[no-any-return, no-untyped-call]
+    places = optimizer.places_of(args[0])
+    return _Pool.apply(name, optimizer, places, args, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Pool(torch.autograd.Function):
@@ -72,19 +74,25 @@ class _Pool(torch.autograd.Function):
         args: tuple[Any, ...],
         *_: Any,
     ) -> Any:
-        """Run the operator. Its tables and `like` follow `args` again, for autograd."""
+        """Run the operator. Its tensors follow `args` again, for autograd."""
         with DisableAutocast():
             y = perform(name, args)
-        ctx.save_for_backward(*args[1], *args[2])
-        ctx.ficco = (name, optimizer, places, args[4:], args[3].shape[1])
+        tables, indices, starts, weights, like, *rest = args
+        count = len(tables)
+        weighted = [i for i, mode in enumerate(rest[_MODES]) if mode == "weighted"]
+        needs = ctx.needs_input_grad[4 + 3 * count : -1]
+        read = [tables[i] if needed else None for i, needed in zip(weighted, needs, strict=True)]
+        ctx.save_for_backward(*indices, *starts, *weights, *read)
+        ctx.ficco = (name, optimizer, places, weighted, rest, like.shape[1])
         ctx.ran = False
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        """Update the tables; there are no gradients."""
-        name, optimizer, places, rest, dimension = ctx.ficco
-        counts, batch, rows, _, group, _, _ = rest
+        """Update the tables; return the gradients of weights alone."""
+        name, optimizer, places, weighted, rest, dimension = ctx.ficco
+        counts, batch, rows, _, modes, group, _, _ = rest
+        count = len(places)
         try:
             refuse_second(name)
             if ctx.ran:
@@ -96,26 +104,27 @@ class _Pool(torch.autograd.Function):
             sizes = rows if rows is not None else chunk_sizes(batch, len(counts))
             with DisableAutocast():
                 arriving = GRADIENTS.return_bags(dy, counts, sizes, dimension, group)
-                saved = ctx.saved_tensors
-                update = _begin(optimizer, places, saved[: len(places)], saved[len(places) :])
-                update(arriving())
+                saved, end = ctx.saved_tensors, 2 * count + len(weighted)
+                weights = dict(zip(weighted, saved[2 * count : end], strict=True))
+                read = dict(zip(weighted, saved[end:], strict=True))
+                heights = [optimizer.tables[i].shape[0] for i in places]
+                pools = Pools(saved[:count], saved[count : 2 * count], heights, modes, weights)
+                update = _begin(optimizer, places, pools)
+                bags = arriving()
+                found = weight_gradients(bags, pools, read)  # before tables change
+                update(bags)
         except Exception as error:
             groups.refuse(group, error)
             raise
-        return (None,) * (5 + len(places))
+        return (*(None,) * (4 + 3 * count), *[found.get(i) for i in weighted], None)
 
 
 def _begin(
-    optimizer: FusedOptimizer,
-    places: Sequence[int],
-    indices: Sequence[Tensor],
-    starts: Sequence[Tensor],
+    optimizer: FusedOptimizer, places: Sequence[int], pools: Pools
 ) -> Callable[[Tensor], None]:
     """Return the function of the gradients of bags that updates the rows that were looked up."""
-    if not places:
-        return _nothing
-    looked_up = starts[0].shape[0] and any(index.shape[0] for index in indices)
-    return optimizer.begin(places, indices, starts) if looked_up else _nothing
+    looked_up = places and len(pools.starts[0]) and any(len(index) for index in pools.indices)
+    return optimizer.begin(places, pools) if looked_up else _nothing
 
 
 def _nothing(_: Tensor) -> None:

@@ -7,7 +7,7 @@ Arguments are, in order, those of the custom operator of the same name in `torch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -52,21 +52,27 @@ def run(name: str, args: Sequence[Any]) -> Any:
         args = _with_few_pairs(name, args)
     tensors, rest = function.flat(args)
     key = None
+    lengths = {} if function.lengths is None else function.lengths(len(tensors), rest)
     if args[_GRAIN] is None or type(args[_GRAIN]) is int:
         group, schedule = rest[_GROUP], rest[_SCHEDULE]
         facts = (*rest[:_GROUP], rest[_GRAIN])
-        lengths = () if function.lengths is None else function.lengths(len(tensors))
         key = key_of(name, group, tensors[0], tensors[1:], schedule, *facts, lengths=lengths)
         if (cached := find(key)) is not None:
             ys = cached.run([tensor for tensor in tensors if tensor is not None])
             return ys if function.several else ys[0]
-    return _run_anew(function, args, tensors, key)
+    return _run_anew(function, args, tensors, key, lengths)
 
 
-def _run_anew(function: Function, args: Sequence[Any], tensors: Sequence[Any], key: Any) -> Any:
+def _run_anew(
+    function: Function,
+    args: Sequence[Any],
+    tensors: Sequence[Any],
+    key: Any,
+    lengths: Mapping[int, int],
+) -> Any:
     """Check a call, and run it."""
     place, what = function.leading
-    call = Call(args[_GROUP], tensors[place], what, key, function.name)
+    call = Call(args[_GROUP], tensors[place], what, key, function.name, lengths)
     assert function.local is not None
     local = function.local(call, *args[:_GROUP])
     if not isinstance(local, Local):

@@ -42,6 +42,7 @@ class RowSums:
             keys = keys.int()  # which takes less time to sort
         self._keys, order = torch.sort(keys, stable=True)
         self._bags = lookups.rows[order]
+        self._factors = None if lookups.factors is None else lookups.factors[order]
         counts = [len(index) for index in lookups.indices]
         total = len(keys)
         self._first = torch.ones_like(keys, dtype=torch.bool)  # of a row's lookups
@@ -66,7 +67,9 @@ class RowSums:
         Args:
             bags: gradients of bags [batch x tables, dimension].
         """
-        sums = embedding_bag(self._bags, bags.float(), self._starts, mode="sum")
+        sums = embedding_bag(
+            self._bags, bags.float(), self._starts, mode="sum", per_sample_weights=self._factors
+        )
         if len(self._keys) > MOST_LOOKUPS:
             self._join_parts(sums)
         return sums

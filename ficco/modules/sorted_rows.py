@@ -15,6 +15,7 @@ import torch
 
 from ficco.kernels import row_updates
 from ficco.kernels.arrays import library_of
+from ficco.modules.table_gradients import Pools
 
 __all__ = ["Looked", "can_update", "prepare_updates", "warn_without_kernels"]
 
@@ -29,14 +30,12 @@ class Looked(NamedTuple):
     """The lookups of some of a call's tables.
 
     Attributes:
-        indices: per table [lookups].
-        starts: per table [batch]: the first lookup of each bag.
+        pools: of these tables.
         columns: per table, its place among all tables of the gradients of bags.
         across: number of all tables of the gradients of bags.
     """
 
-    indices: Sequence[Tensor]
-    starts: Sequence[Tensor]
+    pools: Pools
     columns: Sequence[int]
     across: int
 
@@ -105,20 +104,48 @@ def _segments(
     chosen: range,
 ) -> row_updates.Segments | None:
     """Sort the lookups of some tables by row; None if there are none."""
-    arrays = library_of(tables[0].device)
+    arrays, pools = library_of(tables[0].device), looked.pools
     lists, targets, first = [], [], 0
     for i in chosen:
         lists.append(
-            row_updates.TableLookups(looked.indices[i], looked.starts[i], first, looked.columns[i])
+            row_updates.TableLookups(pools.indices[i], pools.starts[i], first, looked.columns[i])
         )
         totals = None if accumulators is None else accumulators[i]
         targets.append(row_updates.Target(tables[i].detach(), first, totals))
         first += tables[i].shape[0]
-    batch = looked.starts[0].shape[0]
+    batch = pools.starts[0].shape[0]
     if not batch or not any(each.indices.shape[0] for each in lists):
         return None
     keys, bags = row_updates.list_lookups(lists, batch, looked.across, arrays)
     ordered, order = torch.sort(keys, stable=True)
+    factors = _factors(pools, chosen, bags, looked.across)
     return row_updates.find_segments(
-        row_updates.SortedLookups(ordered, order, bags), targets, arrays
+        row_updates.SortedLookups(ordered, order, bags, factors), targets, arrays
     )
+
+
+def _factors(pools: Pools, chosen: range, bags: Tensor, across: int) -> Tensor | None:
+    """Return the factors of the lookups of some tables, or None if all are 1.
+
+    Args:
+        pools: of all tables.
+        chosen: the tables.
+        bags: of the lookups of the chosen tables, as `row_updates.list_lookups` returns them.
+        across: as of `Looked`.
+    """
+    modes = [pools.modes[i] for i in chosen]
+    if not set(modes) - {"sum"}:
+        return None
+    found, begin = [], 0
+    for i, mode in zip(chosen, modes, strict=True):
+        own = bags[begin : begin + len(pools.indices[i])]
+        begin += len(own)
+        if mode == "weighted":
+            found.append(pools.weights[i].float())
+        elif mode == "mean":
+            start = pools.starts[i]
+            sizes = torch.diff(start, append=start.new_full((1,), len(own)))
+            found.append(sizes.float().reciprocal()[own // across])
+        else:
+            found.append(torch.ones_like(own, dtype=torch.float32))
+    return torch.cat(found)

@@ -6,11 +6,15 @@ the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["Lookups", "packed", "select_tables"]
+from ficco.private.torch_core import sample_gradient
+
+__all__ = ["Lookups", "Pools", "packed", "select_tables", "weight_gradients"]
 
 Tensor = torch.Tensor
 
@@ -45,36 +49,100 @@ def select_tables(bags: Tensor, places: Sequence[int], count: int) -> Tensor:
     return chosen.view(-1, bags.shape[1])
 
 
+class Pools(NamedTuple):
+    """How the bags of some tables are pooled.
+
+    Attributes:
+        indices: per table [lookups], int32 or int64.
+        starts: per table [batch], of this dtype: the first lookup of each bag.
+        heights: rows of each table.
+        modes: per table, one of `problem.MODES`.
+        weights: by the places of weighted tables, float32 [lookups].
+    """
+
+    indices: Sequence[Tensor]
+    starts: Sequence[Tensor]
+    heights: Sequence[int]
+    modes: Sequence[str]
+    weights: Mapping[int, Tensor]
+
+    def of(self, places: Sequence[int]) -> Pools:
+        """Return those of the tables at some places, in this order."""
+        return Pools(
+            [self.indices[i] for i in places],
+            [self.starts[i] for i in places],
+            [self.heights[i] for i in places],
+            [self.modes[i] for i in places],
+            {new: self.weights[i] for new, i in enumerate(places) if i in self.weights},
+        )
+
+
 class Lookups:
     """The lookups of some tables.
 
     Args:
-        indices: per table [lookups].
+        indices: per table [lookups], of one table or more.
         starts: per table [batch]: the first lookup of each bag.
         heights: rows of each table.
+        modes: see `Pools`; (): all are sums.
+        weights: see `Pools`.
 
     Attributes:
-        indices: as above; empty if there are no bags.
-        heights: as above.
+        indices: per table [lookups], int64; empty if there are no bags.
+        heights: rows of each table.
         rows: [all lookups]: the row of the lookup's bag in the gradients of bags [batch x tables,
             dimension].
+        factors: [all lookups], float32: what the gradient of the lookup's bag is multiplied with;
+            None: all are 1.
     """
 
     def __init__(
-        self, indices: Sequence[Tensor], starts: Sequence[Tensor], heights: Sequence[int]
+        self,
+        indices: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        heights: Sequence[int],
+        modes: Sequence[str] = (),
+        weights: Mapping[int, Tensor] | None = None,
     ) -> None:
         batch = starts[0].shape[0]
         self.heights = list(heights)
-        self.indices = list(indices) if batch else [index[:0] for index in indices]
+        self.indices = [index.long() if batch else index[:0].long() for index in indices]
         first, edges = 0, []
         for index, start in zip(self.indices, starts, strict=True):
-            edges.append(start + first)
+            edges.append(start.long() + first)
             first += index.shape[0]
-        places = torch.arange(first, device=indices[0].device)
-        bags = torch.searchsorted(torch.cat(edges), places, right=True) - 1  # of all tables
+        places, begins = torch.arange(first, device=indices[0].device), torch.cat(edges)
+        bags = torch.searchsorted(begins, places, right=True) - 1  # of all tables
+        self.factors = None
+        if batch and set(modes) - {"sum"}:
+            self.factors = self._factors(begins, bags, modes, weights or {})
         if batch:
             bags = bags % batch * len(indices) + bags // batch
         self.rows = bags
+
+    def _factors(
+        self, begins: Tensor, bags: Tensor, modes: Sequence[str], weights: Mapping[int, Tensor]
+    ) -> Tensor:
+        """Return the factors.
+
+        Args:
+            begins: [tables x batch]: the first lookup of each bag, table by table.
+            bags: [all lookups]: the number of the lookup's bag among these.
+            modes: see `Pools`.
+            weights: see `Pools`.
+        """
+        edges = list(accumulate([len(index) for index in self.indices], initial=0))
+        sizes = torch.diff(begins, append=begins.new_full((1,), edges[-1]))
+        found = []
+        for place, mode in enumerate(modes):
+            own = bags[edges[place] : edges[place + 1]]
+            if mode == "weighted":
+                found.append(weights[place].float())
+            elif mode == "mean":
+                found.append(sizes[own].float().reciprocal())
+            else:
+                found.append(torch.ones_like(own, dtype=torch.float32))
+        return torch.cat(found)
 
     def keys(self) -> Tensor:
         """Return the lookups as rows of the tables, stacked one below the other."""
@@ -87,10 +155,13 @@ class Lookups:
     def sparse(self, bags: Tensor) -> list[Tensor]:
         """Return the gradients of the tables as sparse COO tensors, not coalesced.
 
-        A lookup is an index, and its values are the gradient of its bag.
+        A lookup is an index, and its values are the gradient of its bag, times its factor.
         """
         counts = [len(index) for index in self.indices]
-        values = torch.split(bags.index_select(0, self.rows), counts)
+        of_lookups = bags.index_select(0, self.rows)
+        if self.factors is not None:
+            of_lookups = (of_lookups * self.factors.unsqueeze(1)).to(bags.dtype)
+        values = torch.split(of_lookups, counts)
         return [
             torch.sparse_coo_tensor(
                 index.unsqueeze(0), some, (height, bags.shape[1]), check_invariants=False,
@@ -98,3 +169,33 @@ class Lookups:
             )
             for index, some, height in zip(self.indices, values, self.heights, strict=True)
         ]  # fmt: skip
+
+
+def weight_gradients(
+    bags: Tensor, pools: Pools, tables: Mapping[int, Tensor | None]
+) -> dict[int, Tensor]:
+    """Return the gradients of weights, float32 [lookups], by the places of their tables.
+
+    The gradient of a weight is the product of its table's row and the gradient of its bag; it is
+    computed in the dtype of the tables.
+
+    Args:
+        bags: gradients of bags [batch x tables, dimension].
+        pools: of all tables.
+        tables: by place, [height, dimension]; None where the weights need no gradient.
+    """
+    read = {place: table for place, table in tables.items() if table is not None}
+    if not read:
+        return {}
+    if not len(pools.starts[0]):  # no lookup is in a bag
+        return {place: torch.zeros_like(pools.weights[place]) for place in read}
+    places, count = list(read), len(pools.indices)
+    some = pools.of(places)
+    lookups, found = Lookups(some.indices, some.starts, some.heights), {}
+    bags = bags if len(places) == count else select_tables(bags, places, count)
+    rows = torch.split(lookups.rows, [len(index) for index in lookups.indices])
+    for place, index, own in zip(places, lookups.indices, rows, strict=True):
+        unused = index.new_empty(0)
+        gradient = sample_gradient(bags, read[place], index, unused, own, 0, -1)
+        found[place] = gradient.float()
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from ficco.modules.sorted_rows import (
     prepare_updates,
     warn_without_kernels,
 )
-from ficco.modules.table_gradients import Lookups
+from ficco.modules.table_gradients import Lookups, Pools
 
 __all__ = ["FusedOptimizer", "FusedRowWiseAdagrad", "FusedSGD"]
 
@@ -93,31 +92,27 @@ class FusedOptimizer:
         """Return the optimizer's own tensors that an update of a table reads, by name."""
         return {"lr": self._lr} if isinstance(self._lr, Tensor) else {}
 
-    def begin(
-        self, places: Sequence[int], indices: Sequence[Tensor], starts: Sequence[Tensor]
-    ) -> Callable[[Tensor], None]:
+    def begin(self, places: Sequence[int], pools: Pools) -> Callable[[Tensor], None]:
         """Sort the lookups, and return the function that updates the rows that were looked up.
 
         Args:
             places: of the tables among those of the optimizer, in the order of the call; at least
                 one.
-            indices: per table [lookups].
-            starts: per table [batch]: the first lookup of each bag.
+            pools: of these tables, with a lookup at least.
 
         Returns:
             A function of the gradients of bags [batch x tables, dimension].
         """
         tables = [self.tables[place].detach() for place in places]
-        lookups = partial(Lookups, indices, starts, [table.shape[0] for table in tables])
         if can_update(tables):
-            looked = Looked(indices, starts, range(len(places)), len(places))
+            looked = Looked(pools, range(len(places)), len(places))
             try:
                 change = prepare_updates(looked, tables, self._accumulators(places), self._kind)
             except EngineError as reason:
                 warn_without_kernels(str(reason))
             else:
-                return lambda bags: self._by_kernels(change, places, lookups, bags)
-        sums = RowSums(lookups())
+                return lambda bags: self._by_kernels(change, places, pools, bags)
+        sums = RowSums(Lookups(*pools))
         return lambda bags: self._by_pytorch(places, sums, bags)
 
     _kind: int  # of `row_updates`
@@ -128,13 +123,13 @@ class FusedOptimizer:
         return None
 
     def _by_kernels(
-        self, change: Update, places: Sequence[int], lookups: Callable[[], Lookups], bags: Tensor
+        self, change: Update, places: Sequence[int], pools: Pools, bags: Tensor
     ) -> None:
         try:
             change(bags, self._lr, self.eps)
         except EngineError as reason:
             warn_without_kernels(str(reason))
-            self._by_pytorch(places, RowSums(lookups()), bags)
+            self._by_pytorch(places, RowSums(Lookups(*pools)), bags)
 
     def _by_pytorch(self, places: Sequence[int], sums: RowSums, bags: Tensor) -> None:
         rows = torch.split(sums.rows, sums.sizes)

@@ -10,6 +10,7 @@ from ficco.operators import (
     all_gather_matmul,
     all_to_all_matmul,
     auxiliary,
+    bag_functions,
     column_matmul,
     embedding_all_to_all,
     matmul_all_reduce,
@@ -33,5 +34,10 @@ OPERATORS = tuple(
 )
 """The names of ficco's own operators."""
 
-for _function in (column_matmul.FUNCTION, auxiliary.EXCHANGE_ROWS, auxiliary.TOKEN):
+for _function in (
+    column_matmul.FUNCTION,
+    bag_functions.POOLED,
+    auxiliary.EXCHANGE_ROWS,
+    auxiliary.TOKEN,
+):
     register_function(_function)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ficco.dtypes import DTYPES
+from ficco.dtypes import DTYPES, INDEX_DTYPES
 from ficco.errors import InputError
 from ficco.problem import MOST
 
@@ -26,6 +26,7 @@ __all__ = [
     "matrices",
     "matrix",
     "row_contiguous",
+    "weight_row",
 ]
 
 Array = Any
@@ -64,13 +65,28 @@ class Library(Protocol):
 
 
 def integer_row(array: Any, name: str, rank: int, library: Library) -> Array:
-    """Return a one-dimensional int64 array as [1, count]."""
+    """Return a one-dimensional array of int32 or int64 as [1, count]."""
     _check_library(array, name, rank, library)
-    if array.dtype.name != "int64" or array.ndim != 1:
+    if array.dtype.name not in INDEX_DTYPES or array.ndim != 1:
         raise InputError(
             f"{name}: {array.dtype.name} of shape {list(array.shape)} found; a one-dimensional "
-            "int64 array is needed"
+            "int32 or int64 array is needed"
         )
+    return _row(array, library)
+
+
+def weight_row(array: Any, name: str, count: int, rank: int, library: Library) -> Array:
+    """Return a one-dimensional float32 array of `count` weights as [1, count]."""
+    _check_library(array, name, rank, library)
+    if array.dtype.name != "float32" or array.shape != (count,):
+        raise InputError(
+            f"{name}: {array.dtype.name} of shape {list(array.shape)} found; a float32 array of "
+            f"shape [{count}] is needed, one weight per index"
+        )
+    return _row(array, library)
+
+
+def _row(array: Array, library: Library) -> Array:
     if array.size == 1:  # a view of a single element keeps any stride
         array = array.copy()
     row: Array = library.contiguous(array).reshape(1, -1)

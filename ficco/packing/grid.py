@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 from ficco.compute import OneKernelOperands, OneKernelOutput
@@ -76,6 +77,7 @@ _ROW_PARALLEL = (
     (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (16384, 16384), (16384, 53248),
 )  # fmt: skip
 _SUMMED = range(8)  # slots of a sum over ranks
+_WAYS = (("sum", "int64"), ("sum", "int32"), ("weighted", "int64"))  # to pool; means are as sums
 _POOLED = (16, 32, 64, 128, 256)  # columns that a program of a pooling takes
 
 
@@ -227,12 +229,13 @@ def _sums(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
 
 
 def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
-    offsets, indices = (Described(_ADDRESS, (64,), (1,), "int64") for _ in range(2))
+    weights = Described(_ADDRESS, (64,), (1,), "float32")
     for cols in _POOLED:
-        for dim in (cols, cols - 3):
+        for (mode, index_dtype), dim in (*product(_WAYS, [cols]), (_WAYS[0], cols - 3)):
+            numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
             yield pooling.launch_of(
-                matrix(64, dim, dtype), indices, offsets, (0, 8), matrix(8, dim, dtype),
-                kernels.arrays(),
+                matrix(64, dim, dtype), numbers, numbers, (0, 8), matrix(8, dim, dtype),
+                kernels.arrays(), weights if mode == "weighted" else None,
             )  # fmt: skip
 
 
@@ -240,12 +243,13 @@ def _pools_and_pushes(kernels: DescribedKernels, world: int, dtype: str) -> Iter
     """Yield poolings that store at peers, for few and for many tables."""
     schedule = _schedule("pool_sm", world)
     for cols in _POOLED:
-        for tables in (4, 12):
+        for tables, (mode, index_dtype) in product((4, 12), _WAYS):
             heights, lookups = ((64,) * tables,) * world, ((64,) * tables,) * world
             rows, output = (8,) * world, Output((cols,) * world)
             problem = Problem(
                 "embedding_all_to_all", world, rows, 1, (output,), dtype,
-                tables=heights, lookups=lookups,
+                tables=heights, lookups=lookups, modes=((mode,) * tables,) * world,
+                index_dtype=index_dtype,
             )  # fmt: skip
             yield from launches_in(lower_rank(problem, schedule, 0), kernels)
 

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 
 from ficco.errors import EngineError, PlanError
 from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums, waits
-from ficco.plan import Part, RankPlan, Step, has_mailbox
+from ficco.plan import Part, RankPlan, Step, bags_of, has_mailbox
 from ficco.program import (
-    Bag,
     Copy,
     Entry,
     Exchange,
@@ -267,10 +266,7 @@ class _Compiler:
             works.append(Reduce(part.reads, written) if total is None else total)
             by = "native" if total is not None and self.target.kernels else by
         else:
-            works += [
-                Bag(part.reads[3 * i], part.reads[3 * i + 1], part.reads[3 * i + 2], written)
-                for i, written in enumerate(part.writes)
-            ]
+            works += bags_of(part)
         return _launches(step, name, works, after, by)
 
 

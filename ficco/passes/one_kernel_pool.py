@@ -11,7 +11,7 @@ import math
 from ficco.lowering.one_kernel_pool import POOLED
 from ficco.passes.readback_one_kernel import steps_of_one_kernel
 from ficco.passes.same_steps import check_same_steps
-from ficco.plan import RankPlan, Signal, window_places
+from ficco.plan import RankPlan, Signal, bags_of, mode_of, window_places
 from ficco.tables import BagsReceived, BagsSent, PoolTable
 
 __all__ = ["table_of"]
@@ -37,6 +37,7 @@ def _suggested(plan: RankPlan) -> PoolTable:
     """Return the table that the plan suggests."""
     y = plan.buffer("y0")
     tables = [buffer for buffer in plan.buffers if buffer.name.startswith("table")]
+    modes: dict[str, str] = {}  # by name of the table
     sent: dict[int, BagsSent] = {}
     received: dict[int, BagsReceived] = {}
     left, bag, chunks, arrived = 0, 0, 1, tuple[Signal, ...]()
@@ -54,14 +55,18 @@ def _suggested(plan: RankPlan) -> PoolTable:
         elif step.kind == "local_copy":
             for signal, box in zip(arrived, step.reads, strict=False):
                 received[signal.peer] = BagsReceived(signal.peer, box.col0, box.cols)
-        elif step.kind == "bag" and step.writes and step.writes[0].buffer == y.name:
-            left, bag = step.writes[0].col0, step.reads[2].col0
+        elif step.kind == "bag":
+            for made in bags_of(step):
+                modes[made.table.buffer] = mode_of(made)
+            if step.writes and step.writes[0].buffer == y.name:
+                left, bag = step.writes[0].col0, step.reads[2].col0
     entered = next((step.signals for step in plan.steps if step.kind == "raise"), ())
     world = len(entered) + 1
     common = math.gcd(*[columns.width for columns in received.values()])
     turns = [(plan.rank + turn) % world for turn in range(1, world)]
     return PoolTable(
-        rank=plan.rank, world=world, dtype=y.dtype, tables=len(tables),
+        rank=plan.rank, world=world, dtype=y.dtype,
+        modes=tuple([modes.get(table.name, "sum") for table in tables]),
         dim=tables[0].cols if tables else max(common, 1), left=left, bag=bag, rows=y.rows,
         sent=tuple([sent[peer] for peer in turns if peer in sent]),
         received=tuple([received[peer] for peer in turns if peer in received]), chunks=chunks,

@@ -10,7 +10,19 @@ from collections.abc import Sequence
 
 from ficco.errors import PlanError
 from ficco.passes.readback_one_kernel import steps_of_one_kernel
-from ficco.plan import Part, Plan, Product, RankPlan, Region, Signal, Step, copy_unit, signal_at
+from ficco.plan import (
+    Part,
+    Plan,
+    Product,
+    RankPlan,
+    Region,
+    Signal,
+    Step,
+    copy_unit,
+    mode_of,
+    modes_in_step,
+    signal_at,
+)
 from ficco.program import (
     Bag,
     Copy,
@@ -132,7 +144,9 @@ def _launched(launch: Launch) -> Step:
         )
     if isinstance(work, Bag):
         reads = (work.table, work.indices, work.bags)
-        return step._replace(kind="bag", reads=reads, writes=(work.target,))
+        weights = () if work.weights is None else (work.weights,)
+        modes = modes_in_step([mode_of(work)])
+        return step._replace(kind="bag", reads=reads + weights, writes=(work.target,), modes=modes)
     if isinstance(work, Sum):
         terms = [_below(work.slots, i * work.distance) for i in range(work.number)]
         terms.insert(work.own_at, work.own)

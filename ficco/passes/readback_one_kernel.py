@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ficco.errors import PlanError
 from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.pulled_all_reduce import row_bounds
-from ficco.plan import Buffer, Product, Region, Signal, Step, window_places
+from ficco.plan import Buffer, Product, Region, Signal, Step, modes_in_step, window_places
 from ficco.problem import offsets
 from ficco.tables import (
     GatherTable,
@@ -420,9 +420,12 @@ class _Pool(_Steps):
         """Append the pooling of bags [begin, end) of all tables into each target."""
         reads, writes, dim = [], [], self.table.dim
         for target, begin, end in pieces:
-            for i in range(self.table.tables):
+            for i, mode in enumerate(self.table.modes):
                 bags = self.whole[f"offsets{i}"]._replace(col0=begin, col1=end)
                 reads += [self.whole[f"table{i}"], self.whole[f"indices{i}"], bags]
+                if mode == "weighted":
+                    reads.append(self.whole[f"weights{i}"])
                 left = target.col0 + i * dim
                 writes.append(target._replace(col0=left, col1=left + dim))
-        self.add(f"bag.{what}", "bag", reads=tuple(reads), writes=tuple(writes))
+        modes = modes_in_step(self.table.modes * len(pieces))
+        self.add(f"bag.{what}", "bag", reads=tuple(reads), writes=tuple(writes), modes=modes)

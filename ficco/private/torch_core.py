@@ -31,6 +31,7 @@ __all__ = [
     "is_tracing",
     "is_view",
     "note_group",
+    "sample_gradient",
     "symmetric_memory",
     "transform",
     "unsafe_view",
@@ -238,7 +239,8 @@ def _bag_gradient(  # noqa: PLR0913 - ATen's parameters
     scaled: bool, mode: int, weights: Any, padding: int,
 ) -> Tensor:  # fmt: skip
     """Sum the gradients of rows, with a copy of a row of `pooled` for every lookup."""
-    return pooled.new_zeros((height, pooled.shape[1])).index_add_(0, index, pooled[bags])
+    rows = pooled[bags] if weights is None else pooled[bags] * weights.unsqueeze(1)
+    return pooled.new_zeros((height, pooled.shape[1])).index_add_(0, index, rows)
 
 
 bag_gradient = find(
@@ -247,6 +249,22 @@ bag_gradient = find(
     "gradients of tables are computed by index_add_, which takes memory for every lookup",
 )
 """The gradient of a table of torch.nn.functional.embedding_bag, in the mode "sum"."""
+
+
+def _sample_gradient(
+    pooled: Tensor, table: Tensor, index: Tensor, starts: Tensor, bags: Tensor, mode: int,
+    padding: int,
+) -> Tensor:  # fmt: skip
+    """Return the products of rows, with a copy of two rows for every lookup."""
+    return (pooled[bags] * table[index]).sum(1)
+
+
+sample_gradient = find(
+    "torch:ops.aten._embedding_bag_per_sample_weights_backward",
+    _sample_gradient,
+    "gradients of weights are computed from copies of rows, which take memory for every lookup",
+)
+"""The gradient of the weights of torch.nn.functional.embedding_bag, in the mode "sum"."""
 
 
 # ---- GPUs

@@ -172,7 +172,13 @@ class _Binding:
         """Return the place of a tensor with the dtype and the device of the results."""
         if "like" in self.names:
             return self.places["like"]
-        return next(self.places[name] for name in self.names if self.buffers[name].dtype != "int64")
+        own = {"input", "weight"}
+        dtype = self.problem.dtype
+        return next(
+            self.places[name]
+            for name in self.names
+            if self.buffers[name].role in own and self.buffers[name].dtype == dtype
+        )
 
     def _allocated(self, target: Region) -> list[Step]:
         """Return the step that allocates a buffer that is stored in parts, before the first."""
@@ -237,13 +243,27 @@ class _Binding:
         )
         offsets, begin, end = self.places[bag.bags.buffer], bag.bags.col0, bag.bags.col1
         on_gpu, pool = self.on_gpu, torch.nn.functional.embedding_bag
+        mode = "mean" if bag.mean else "sum"
 
         def step(every: Tensors) -> None:
             rows = table(every) if on_gpu else table(every).float()  # GPUs add up in float32
-            sums = pool(indices(every)[0], rows, every[offsets][0], mode="sum")
+            sums = pool(indices(every)[0], rows, every[offsets][0], mode=mode)
             into(every).copy_(sums[begin:end])
 
-        return step
+        if bag.weights is None:
+            return step
+        weights = self._view(bag.weights)
+
+        def weighted_step(every: Tensors) -> None:
+            index, rows = indices(every)[0], table(every)
+            if rows.dtype != torch.float32:  # PyTorch takes weights in the dtype of the rows alone
+                rows = rows.index_select(0, index).float()
+                index = torch.arange(len(index), device=index.device, dtype=index.dtype)
+            factors, starts = weights(every)[0], every[offsets][0]
+            sums = pool(index, rows, starts, mode="sum", per_sample_weights=factors)
+            into(every).copy_(sums[begin:end])
+
+        return weighted_step
 
     def _copy(self, source: Region, target: Region) -> Step:
         read, write = self._view(source), self._view(target)

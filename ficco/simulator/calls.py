@@ -8,7 +8,7 @@ from ficco.dtypes import ELEMENT_BYTES
 from ficco.lowering.scattering import RECV
 from ficco.machine import Machine
 from ficco.passes.copies import joined_copies
-from ficco.plan import Buffer, Region, Step
+from ficco.plan import Buffer, Region, Step, bags_of
 from ficco.program import Bag, Gated, Gemm, OneKernel, Reduce, Sum, Work
 from ficco.tables import GatherTable, OneKernelTable, PullTable
 from ficco.tiling import busiest
@@ -106,8 +106,7 @@ class Calls:
         if step.kind == "gemm":
             return self._ns_an_element * sum([product.c.area for product in step.products])
         if step.kind == "bag":
-            bags = zip(*[step.reads[i::3] for i in range(3)], step.writes, strict=True)
-            return sum([self._bag_ns(Bag(*bag)) for bag in bags])
+            return sum([self._bag_ns(bag) for bag in bags_of(step)])
         if self._takes(step):
             return self._ns_an_element * sum([box.area for box in step.writes])
         if step.kind == "local_copy":

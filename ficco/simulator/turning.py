@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ficco.plan import Product, Region, Step
+from ficco.plan import Product, Region, Step, bags_of
 
 __all__ = ["TURNED", "Copies", "Turn", "is_within_blocks", "shape_of"]
 
@@ -56,19 +56,23 @@ class Turn(NamedTuple):
 
     def _bag(self, step: Step) -> Step:
         groups: dict[str, dict[int, list[Boxes]]] = {}  # by target, and number of the table
-        tables = len({table.buffer for table in step.reads[::3]})
+        bags = bags_of(step)
+        tables = len({bag.table.buffer for bag in bags})
         for number, target in enumerate(step.writes):
             pieces = groups.setdefault(target.buffer, {}).setdefault(number % tables, [])
             pieces.extend(self._cut((target,)))
         reads: list[Region] = []
         writes: list[Region] = []
+        modes: list[str] = []
         for group in groups.values():
             for piece in zip(*[_joined(pieces) for pieces in group.values()], strict=True):
                 for number, (target,) in zip(group, piece, strict=True):
-                    table, indices, bags = step.reads[3 * number : 3 * number + 3]
-                    reads += [table, indices, bags._replace(col0=0, col1=target.rows)]
+                    bag = bags[number]
+                    reads += [bag.table, bag.indices, bag.bags._replace(col0=0, col1=target.rows)]
+                    reads += [] if bag.weights is None else [bag.weights]
                     writes.append(target)
-        return step._replace(reads=tuple(reads), writes=tuple(writes))
+                    modes += step.modes[number : number + 1]
+        return step._replace(reads=tuple(reads), writes=tuple(writes), modes=tuple(modes))
 
     def _cut(self, boxes: Boxes) -> list[Boxes]:
         """Rotate boxes of equal height, and cut all where one would cross its buffer's end."""

@@ -19,8 +19,10 @@ from ficco.plan import (
     RankPlan,
     Region,
     Step,
+    bags_of,
     regions_of,
 )
+from ficco.problem import MODES
 from ficco.verifier.meaning import required_buffers
 from ficco.verifier.tiles import Box, Tiles
 from ficco.verifier.violation import Violation
@@ -37,7 +39,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "gemm": ("products", "parts"),
     "reduce": ("reads", "writes"),
     "collective": ("reads", "writes", "collective"),
-    "bag": ("reads", "writes", "parts"),
+    "bag": ("reads", "writes", "parts", "modes"),
 }
 
 
@@ -129,7 +131,7 @@ def _step(
     if step.unit not in UNITS[step.kind]:
         units = " or ".join(UNITS[step.kind])
         yield f"a {step.kind} on unit {step.unit!r}", f"its unit is {units}"
-    for field in ("reads", "writes", "signals", "products", "parts", "collective"):
+    for field in ("reads", "writes", "signals", "products", "parts", "collective", "modes"):
         if getattr(step, field) and field not in _FIELDS[step.kind]:
             yield f"a {step.kind} has no {field}", f"leave {field} out"
     least = 0 if step.kind == "collective" else 1  # a block for some rank may have no rows
@@ -161,8 +163,10 @@ def _step(
 
 
 def _parts(step: Step) -> Iterator[tuple[str, str]]:
-    if step.parts and (step.products or step.reads or step.writes):
+    if step.parts and (step.products or step.reads or step.writes or step.modes):
         yield "it has parts, and work outside them", "put all work into parts"
+    if step.kind != "bag" and any(part.modes for part in step.parts):
+        yield f"a part of a {step.kind} has modes", "leave modes out"
     waits = any(part.waits for part in step.parts)
     both = waits and any(part.raises for part in step.parts)
     if both and not step.concurrent:
@@ -175,9 +179,9 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
     def dtype(region: Region) -> str:
         return buffers[region.rank, region.buffer].dtype
 
-    works = [(step.reads, step.writes)] if not step.parts else []
-    works += [(part.reads, part.writes) for part in step.parts]
-    for reads, writes in works:
+    works: list[Step | Part] = [*step.parts] if step.parts else [step]
+    for work in works:
+        reads, writes = work.reads, work.writes
         if step.kind in ("copy", "local_copy"):
             if len(reads) != len(writes) or not reads:
                 yield f"{len(reads)} regions read, {len(writes)} written", "pair them"
@@ -191,16 +195,8 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
                 yield f"{len(writes)} regions written", "sum into one region"
             elif any(r.cols != writes[0].cols or r.rows not in (1, writes[0].rows) for r in reads):
                 yield f"terms of {writes[0]} differ from it in size", "sum equal boxes"
-        elif step.kind == "bag" and (reads or writes):
-            if len(reads) != 3 * len(writes):
-                yield (
-                    "it does not read three regions per region written",
-                    "give table, indices and offsets",
-                )
-            for i, target in enumerate(writes[: len(reads) // 3]):
-                table, _, bags = reads[3 * i : 3 * i + 3]
-                if (bags.cols, table.cols) != (target.rows, target.cols):
-                    yield f"{target} does not fit its bags and table", "give one row per bag"
+        elif step.kind == "bag":
+            yield from _bags(work)
         elif step.kind == "collective":
             if step.collective not in COLLECTIVES:
                 yield f"collective={step.collective!r}", f"it is one of {', '.join(COLLECTIVES)}"
@@ -215,6 +211,25 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
         yield from _product(step, product, deep or dtype(product.c) == "float32")
     if step.kind in ("raise", "wait", "clear") and not step.signals:
         yield f"a {step.kind} without signals", "name its signals, or leave the step out"
+
+
+def _bags(work: Step | Part) -> Iterator[tuple[str, str]]:
+    modes = work.modes or ("sum",) * len(work.writes)
+    if len(modes) != len(work.writes) or not set(modes) <= set(MODES):
+        yield (
+            f"its modes are {list(modes)} for {len(work.writes)} regions written",
+            f"give one of {', '.join(MODES)} per region",
+        )
+        return
+    if len(work.reads) != 3 * len(modes) + modes.count("weighted"):
+        yield (
+            "it does not read three regions per region written, and one more if weighted",
+            "give table, indices and offsets, and weights if the mode is weighted",
+        )
+        return
+    for bag in bags_of(work):
+        if (bag.bags.cols, bag.table.cols) != (bag.target.rows, bag.target.cols):
+            yield f"{bag.target} does not fit its bags and table", "give one row per bag"
 
 
 def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, str]]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import cast
 
-from ficco.plan import Part, Product, Region, Step
+from ficco.plan import Bag, Part, Product, Region, Step, bags_of, mode_of
 from ficco.problem import Problem
-from ficco.symbolic import Content, Owner, Source, combined, dot, row_of, shift
+from ficco.symbolic import Content, Owner, Source, bags_name, combined, dot, row_of, shift
 from ficco.verifier.meaning import expected
 from ficco.verifier.order import Event, Order
 from ficco.verifier.tiles import Box, Tiles
@@ -153,25 +153,27 @@ class _Memory:
         self.writers[target.rank, target.buffer] = event.name
 
     def _bag(self, event: Event, work: Step | Part) -> Iterator[Violation]:
-        for i, target in enumerate(work.writes):
-            table, indices, bags = work.reads[3 * i : 3 * i + 3]
-            problem = self._not_a_bag(table, indices, bags)
+        for bag in bags_of(work):
+            problem = self._not_a_bag(bag)
             if problem:
                 yield Violation(event.rank, event.name, "value", problem,
-                                "use a whole table with its own indices and offsets",
+                                "use a whole table with its own indices, offsets and weights",
                                 )  # fmt: skip
                 return
-            owner = (event.rank, f"bags of {table.buffer}")
-            content = Source(owner, bags.col0 - target.row0, -target.col0)
+            target, owner = bag.target, (event.rank, bags_name(bag.table.buffer, mode_of(bag)))
+            content = Source(owner, bag.bags.col0 - target.row0, -target.col0)
             self._store(event, target, [(Box(*target[2:6]), content)])
 
-    def _not_a_bag(self, table: Region, indices: Region, bags: Region) -> str:
-        """Return why three regions are not a table with its indices and offsets, or ""."""
-        number = table.buffer.removeprefix("table")
-        named = (indices.buffer, bags.buffer) == (f"indices{number}", f"offsets{number}")
-        if not table.buffer.startswith("table") or not named:
-            return f"{table}, {indices} and {bags} do not belong together"
-        for region in (table, indices):
+    def _not_a_bag(self, bag: Bag) -> str:
+        """Return why regions are not a table with its indices, offsets and weights, or ""."""
+        number = bag.table.buffer.removeprefix("table")
+        whole_ones = {"table": bag.table, "indices": bag.indices}
+        if bag.weights is not None:
+            whole_ones["weights"] = bag.weights
+        for name, region in {**whole_ones, "offsets": bag.bags}.items():
+            if region.buffer != f"{name}{number}":
+                return f"{region} does not belong to {bag.table}"
+        for region in whole_ones.values():
             whole = self.order.plan.ranks[region.rank].buffer(region.buffer)
             if region.area != whole.rows * whole.cols:
                 return f"{region} is not whole"
@@ -382,6 +384,11 @@ def _unwritten(event: Event, region: Region) -> Violation:
 
 def _difference(want: Content, found: Content) -> str:
     """Describe how a content differs from the required one."""
+    if isinstance(found, Source) and isinstance(want, Source) and found.owner != want.owner:
+        return (
+            f"it holds {found.owner[1]} of rank {found.owner[0]}, not {want.owner[1]} of rank "
+            f"{want.owner[0]}"
+        )
     if isinstance(found, Source):
         return f"it holds rows of {found.owner[1]} of rank {found.owner[0]}, not a sum of products"
     if isinstance(want, Source):

@@ -22,7 +22,7 @@ from ficco import oracle
 from ficco.compute import dtype_of
 from ficco.engines.window_layout import COPIES, Layout
 from ficco.machine import Machine
-from ficco.problem import Output, Problem, chunk_sizes
+from ficco.problem import MODES, Output, Problem, chunk_sizes
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
 from ficco.tables import VACANT
@@ -169,6 +169,11 @@ def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iter
     yield Problem(
         "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
         tables=tables, lookups=lookups,
+    )  # fmt: skip
+    yield Problem(
+        "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
+        tables=tables, lookups=lookups, index_dtype="int32",
+        modes=tuple(tuple(rng.choice(MODES) for _ in mine) for mine in tables),
     )  # fmt: skip
     few = (several[1], Output((n,) * world, "w0"), *(Output((7,) * world, "w1", bias=True),) * 2)
     yield Problem("all_gather_matmul", world, uneven(11), k, few, dtype)

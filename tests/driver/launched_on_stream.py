@@ -92,17 +92,20 @@ class LaunchedKernels(Kernels):
     def _described_pooling(
         self, prepared: WholeCall, operands: PoolOperands, places: WholeOperands
     ) -> LaunchSpec:
-        lists = ("tables", "indices", "offsets")
+        lists = ("tables", "indices", "offsets", "weights")
 
         def named(of: Any) -> dict[str, Any]:
             every = {f"{name}{i}": one for name in lists for i, one in enumerate(getattr(of, name))}
             return {"y": of.y, **every}
 
         def run(found: Mapping[str, Any]) -> None:
-            given = [[found[f"{name}{i}"] for i in range(len(operands.tables))] for name in lists]
+            count = range(len(operands.tables))
+            given = [[found.get(f"{name}{i}") for i in count] for name in lists]
             for i, index in enumerate(given[1]):  # the pitch says how many lookups there are
                 given[1][i] = index[:, : index.strides[0] // index.itemsize]
-            prepared.run(PoolOperands(*given, found["y"]), found["copy"])
+                if given[3][i] is not None:
+                    given[3][i] = given[3][i][:, : given[1][i].shape[1]]
+            prepared.run(PoolOperands(*given[:3], found["y"], given[3]), found["copy"])
 
         given = {**named(operands), "copy": None}
         return self._spec("one_kernel", given, {**named(places), "copy": Copy()}, run)

@@ -265,9 +265,11 @@ class NumpyOnStream:
         self._enqueue("sum", lambda: self._numpy.reduce(terms, target))
 
     def bag(
-        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any
-    ) -> None:
-        self._enqueue("bag", lambda: self._numpy.bag(table, indices, offsets, bags, target))
+        self, table: Any, indices: Any, offsets: Any, bags: tuple[int, int], target: Any,
+        weights: Any = None, mean: bool = False,
+    ) -> None:  # fmt: skip
+        given = table, indices, offsets, bags, target, weights, mean
+        self._enqueue("bag", lambda: self._numpy.bag(*given))
 
     def fill_nan(self, handle: Any) -> None:
         self._enqueue("spoil", lambda: handle.fill(np.nan))

@@ -310,10 +310,10 @@ class PoolCall(_OnWindows):
                 begin, end = edges[chunk : chunk + 2]
                 if begin < end:
                     target = self._recv(peer, end, y.shape[1])[begin:, own]
-                    target[:] = self._bags(operands, bag + begin, bag + end)
+                    target[:] = self._bags(operands, t.modes, bag + begin, bag + end)
                     self._set([Signal(peer, "data", t.rank, chunk)], 1)
         if t.rows and t.tables:
-            y[:, own] = self._bags(operands, t.bag, t.bag + t.rows)
+            y[:, own] = self._bags(operands, t.modes, t.bag, t.bag + t.rows)
         heard = self._meet()
         for chunk, (begin, end) in enumerate(pairwise(chunk_bounds(t.rows, t.chunks, "none"))):
             for source, left, width in t.received if begin < end else ():
@@ -328,13 +328,19 @@ class PoolCall(_OnWindows):
         return self._matrix(rank, self.table.recv, rows, cols)
 
     @staticmethod
-    def _bags(operands: PoolOperands, begin: int, end: int) -> Any:
-        """Return the sums of bags [begin, end) of all tables, side by side."""
+    def _bags(operands: PoolOperands, modes: tuple[str, ...], begin: int, end: int) -> Any:
+        """Return bags [begin, end) of all tables, side by side."""
         columns = []
-        for table, indices, starts in zip(*operands[:3], strict=True):
-            rows, index = np.asarray(table), np.asarray(indices)[0]
+        lists = *operands[:3], operands.weights, modes
+        for table, indices, starts, weights, mode in zip(*lists, strict=True):
+            index = np.asarray(indices)[0]
+            rows = np.asarray(table)[index].astype(np.float32)
+            if mode == "weighted":
+                rows = rows * np.asarray(weights)[0, :, None]
             edges = [*np.asarray(starts)[0].tolist(), len(index)][begin : end + 1]
-            columns.append([rows[index[a:b]].astype(np.float32).sum(0) for a, b in pairwise(edges)])
+            sums = np.array([rows[a:b].sum(0) for a, b in pairwise(edges)], np.float32)
+            counts = np.maximum(np.diff(edges), 1).astype(np.float32)
+            columns.append(sums / counts[:, None] if mode == "mean" else sums)
         return np.concatenate(columns, 1)
 
 

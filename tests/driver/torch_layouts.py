@@ -73,7 +73,8 @@ class Looked:
     def _whole(self, prepared: Any, operands: WholeOperands) -> None:
         if isinstance(operands, PoolOperands):
             lists = [[*map(_as_it_lies, each)] for each in operands[:3]]
-            pooled = PoolOperands(*lists, _as_it_lies(operands.y))
+            weights = [*map(_as_it_lies, operands.weights)]
+            pooled = PoolOperands(*lists, _as_it_lies(operands.y), weights)
             self.found.add(variant_of(whole_launch(self._as_on_gpu, prepared.table, pooled)))
             return
         outputs = [OneKernelOutput(*map(_as_it_lies, each)) for each in operands.outputs]

@@ -48,8 +48,27 @@ def functions(here: Rank, world: int) -> None:
     ):
         check(here.rank, world)
     values_worker.pooling(
-        here.rank, world, [name for name in values_worker.NAMED if name != "gated_1d"]
+        here.rank, world, [*(name for name in values_worker.NAMED if name != "gated_1d"), "pool_sm"]
     )
+    _weights_of_another_length(world)
+
+
+def _weights_of_another_length(world: int) -> None:
+    """A cached call, whose lookups may differ in number, takes as many weights as lookups."""
+    table, starts = draw(3, 5, 8), torch.zeros(world, dtype=torch.int64)
+
+    def call(lookups: int, weights: int) -> None:
+        ficco.embedding_all_to_all(
+            [table], [torch.arange(lookups) % 5], [starts], weights=[draw(4, weights)],
+            tables_per_rank=[1] * world, dimension=8, batch=world, schedule="serial",
+        )  # fmt: skip
+
+    for _ in range(3):
+        call(45, 45)
+        call(43, 43)
+    for lookups, weights in ((45, 44), (43, 45)):
+        refused(lambda: call(lookups, weights), "one per index")  # noqa: B023
+        ficco.reset()
 
 
 def gradients(here: Rank, world: int) -> None:

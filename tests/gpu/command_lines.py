@@ -98,6 +98,14 @@ def lines(m: int = 1003, n: int = 517, k: int = 1031) -> dict[str, Line]:
             Line(f"operator {op}", ("run", op, *sizes, *more, *two), quick="splits" in more[0])
             for op, more in unlike.items()
         ),
+        *(  # on CPUs, where doubles of GPUs are, PyTorch rounds 16-bit means twice
+            Line(
+                f"bags {mode} {index_dtype}",
+                ("run", "embedding_all_to_all", *rows, *sizes, *two, "--mode", mode,
+                 "--index-dtype", index_dtype, "--dtype", "float32"),
+            )
+            for mode, index_dtype in (("mean", "int32"), ("weighted", "int64"))
+        ),
         Line("default", ("run", "--iters", "2")),
         Line("one", ("run", *odd, "--engine", "cuda", "--ranks", "1", "--json")),
         Line("serial", ("run", *odd, "--schedule", "serial")),

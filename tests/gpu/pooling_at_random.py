@@ -17,15 +17,19 @@ import ficco
 SCHEDULES = ("pool_sm", "pool_sm", "pool_sm", "auto", "hetero_fused_1d", "serial")
 GRAPHS_OF = ("pool_sm", "hetero_fused_1d")  # a group that shares GPUs captures no collective
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INDEX_DTYPES = (torch.int64, torch.int32)
+WAYS = (("sum",), ("sum",), ("mean",), ("weighted",), ("sum", "mean", "weighted"))  # of tables
 MOST_GRAPHS = 4
 
 
 class Problem(NamedTuple):
-    """Tables of all ranks, and the sizes of a call."""
+    """Tables of all ranks, the sizes of a call, and how each table is pooled."""
 
     tables: list[list[torch.Tensor]]
     batch: int
     dim: int
+    modes: list[list[str]]
+    index_dtype: torch.dtype
 
     @property
     def counts(self) -> list[int]:
@@ -34,10 +38,11 @@ class Problem(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """Indices and offsets of all ranks' tables."""
+    """Indices, offsets and weights of all ranks' tables; some tables do not use their weights."""
 
     indices: list[list[torch.Tensor]]
     offsets: list[list[torch.Tensor]]
+    weights: list[list[torch.Tensor]]
 
 
 class Held(NamedTuple):
@@ -70,7 +75,9 @@ class Player:
             [self._normal(fate.randrange(1, 3000), dim).to(dtype) for _ in range(count)]
             for count in counts
         ]
-        return Problem(tables, fate.choice((1, 5, 64, 333, 1024)), dim)
+        batch, way = fate.choice((1, 5, 64, 333, 1024)), fate.choice(WAYS)
+        modes = [[fate.choice(way) for _ in own] for own in tables]
+        return Problem(tables, batch, dim, modes, fate.choice(INDEX_DTYPES))
 
     def _normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.numbers, device="cuda")
@@ -78,32 +85,36 @@ class Player:
     def lookups(self, problem: Problem, sizes: Sequence[int] | None = None) -> Lookups:
         """Draw lookups of jagged bags, some of them empty."""
         given = None if sizes is None else iter(sizes)
-        indices, offsets = [], []
+        lookups = Lookups([], [], [])
         for own in problem.tables:
-            indices.append([])
-            offsets.append([])
+            for lists in lookups:
+                lists.append([])
             for table in own:
                 most = self.fate.choice((0, 1, 3, 20)) * problem.batch
                 count = self.fate.randrange(most + 1) if given is None else next(given)
                 draw = {"generator": self.numbers, "device": "cuda"}
-                indices[-1].append(torch.randint(len(table), (count,), **draw))
+                index = torch.randint(len(table), (count,), **draw)
                 starts = torch.randint(count + 1, (problem.batch,), **draw).sort().values
                 starts[0] = 0
-                offsets[-1].append(starts)
-        return Lookups(indices, offsets)
+                lookups.indices[-1].append(index.to(problem.index_dtype))
+                lookups.offsets[-1].append(starts.to(problem.index_dtype))
+                lookups.weights[-1].append(self._normal(count))
+        return lookups
 
     def exact(self, problem: Problem, lookups: Lookups) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this rank's bags of all tables in float64, and those of the magnitudes."""
-        bag = torch.nn.functional.embedding_bag
         first = sum(self._rows(problem)[: self.rank])
         mine = slice(first, first + self._rows(problem)[self.rank])
         found = []
-        for size in (torch.Tensor.double, lambda table: table.double().abs()):
+        for size in (torch.Tensor.double, lambda values: values.double().abs()):
             columns = [
-                bag(index, size(table), start, mode="sum")[mine]
-                for own in zip(problem.tables, *lookups, strict=True)
-                for table, index, start in zip(*own, strict=True)
-            ]
+                torch.nn.functional.embedding_bag(
+                    index, size(table), start, mode="mean" if mode == "mean" else "sum",
+                    per_sample_weights=size(weights) if mode == "weighted" else None,
+                )[mine]
+                for own in zip(problem.tables, *lookups, problem.modes, strict=True)
+                for table, index, start, weights, mode in zip(*own, strict=True)
+            ]  # fmt: skip
             found.append(torch.cat(columns, 1))
         return found[0], found[1]
 
@@ -117,11 +128,17 @@ class Player:
         torch.full((self._rows(problem)[self.rank], width), torch.nan, device="cuda")
         own = self.rank
         dtype = next(table.dtype for tables in problem.tables for table in tables)
+        modes, weights = problem.modes[own], lookups.weights[own]
+        weighted = [mode == "weighted" for mode in modes]
+        options = {} if not any(weighted) else {
+            "weights": [w if used else None for w, used in zip(weights, weighted, strict=True)]
+        }  # fmt: skip
         return ficco.embedding_all_to_all(
             problem.tables[own], lookups.indices[own], lookups.offsets[own],
             tables_per_rank=problem.counts, dimension=problem.dim, batch=problem.batch,
             dtype=dtype, device=torch.device("cuda", torch.cuda.current_device()),
-            schedule=schedule,
+            mode=["mean" if mode == "mean" else "sum" for mode in modes], schedule=schedule,
+            **options,
         )  # fmt: skip
 
     def hold(self, y: torch.Tensor, problem: Problem, lookups: Lookups) -> None:

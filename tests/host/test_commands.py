@@ -159,6 +159,16 @@ class TestRun:
         assert code == 0 and document["m"] == 98
         assert all(row["ok"] for row in document["results"])
 
+    @pytest.mark.parametrize("mode", ["mean", "weighted"])
+    def test_modes_of_bags(self, capsys: Any, mode: str) -> None:
+        pooled = ("embedding_all_to_all", "--ranks", "3", "--mode", mode, "--index-dtype", "int32")
+        code, out, _ = call(capsys, "run", *pooled, "--iters", "1", "--json")
+        assert code == 0 and all(row["ok"] for row in json.loads(out)["results"])
+        code, out, _ = call(capsys, "plan", *pooled, "--schedule", "hetero_fused_1d", "--json")
+        plan = json.loads(out)
+        assert code == 0 and plan["problem"]["modes"] == [[mode, mode]] * 3
+        assert plan["problem"]["index_dtype"] == "int32"
+
     def test_a_wrong_result_is_exit_1(self, capsys: Any, monkeypatch: Any) -> None:
         import ficco.node
 
@@ -210,6 +220,10 @@ class TestRun:
         (["run", "--rows", "1,2"], "4 numbers"),
         (["run", "--rows", "1,2,3,4", "--m", "11"], "add up to 10"),
         (["run", "--splits", "1,2;3,4"], "--splits is for"),
+        (["run", "--mode", "mean"], "--mode is for operators that pool bags"),
+        (["run", "--index-dtype", "int32"], "--index-dtype is for operators that pool bags"),
+        (["run", "embedding_all_to_all", "--mode", "max"], "'max' found; one of sum, mean"),
+        (["run", "embedding_all_to_all", "--index-dtype", "int8"], "index_dtype='int8'"),
         (["run", "all_to_all_matmul", "--splits", "1,2;3,4"], "4 ranks"),
         (
             ["run", "all_to_all_matmul", "--splits", "1,2;3,4", "--ranks", "2", "--m", "9"],

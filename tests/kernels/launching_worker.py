@@ -302,11 +302,12 @@ def held() -> None:
 
 def pooled() -> None:
     """Tuples of tables are parameters one after another; native code asks for their alignment."""
-    for pad, bytes_, elements in ((0, 16, 8), (3, 2, 1)):
+    for pad, bytes_, elements, weighted in ((0, 16, 8, False), (3, 2, 1, False), (0, 16, 8, True)):
         count, dim = 3, 16
+        modes = ("mean", "weighted", "sum") if weighted else ("sum",) * 3
         problem = Problem(
             "embedding_all_to_all", 2, (4, 4), 1, (Output((dim,) * 2),), "bfloat16",
-            tables=((9,) * count, (9,)), lookups=((20, 20, 0), (20,)),
+            tables=((9,) * count, (9,)), lookups=((20, 20, 0), (20,)), modes=(modes, ("sum",)),
         )  # fmt: skip
         table = pool_table(lower_rank(problem, Schedule.named("pool_sm"), 0))
         nowhere = [[0, 0], [0, 0]]
@@ -315,10 +316,12 @@ def pooled() -> None:
         indices = [torch.zeros(1, n, dtype=torch.int64) for n in (20, 20, 0)]
         offsets = [torch.zeros(1, 8, dtype=torch.int64) for _ in range(count)]
         y = torch.zeros(4, 4 * dim + pad, dtype=torch.bfloat16)[:, : 4 * dim]
-        operands = one_kernel_pool.Operands(tables, indices, offsets, y)
+        weights = [torch.zeros(1, 20) if mode == "weighted" else None for mode in modes]
+        operands = one_kernel_pool.Operands(tables, indices, offsets, y, weights)
         launch = one_kernel_pool.launch_of(made, operands, Control(5, words(1), words(1), 1))
-        slots = [Slot(i) for i in range(10)]
-        at = PoolOperands(slots[:3], slots[3:6], slots[6:9], slots[9])
+        slots = [Slot(i) for i in range(11)]
+        factors = [slots[10] if mode == "weighted" else None for mode in modes]
+        at = PoolOperands(slots[:3], slots[3:6], slots[6:9], slots[9], factors)
         places = pool_places(launch, operands, at)
         code, kernel = code_of(launch)
         divisors = one_kernel_pool.divisors_of(launch)
@@ -327,6 +330,10 @@ def pooled() -> None:
         assert declared_by_ptx(kernel) == [(size, size) for size in sizes]
         by_name = dict(zip([each.name for each in code.parameters], rows, strict=False))
         assert [by_name[f"tables.{i}"][4] for i in range(8)] == [0, 1, 2, 0, 0, 0, 0, 0]
+        read = [by_name[f"weights.{i}"][4] for i in range(8 if weighted else 1)]
+        assert read == ([10] * 8 if weighted else [9]), "weights of one table, or y in their place"
+        assert launch.arguments["means"] == (1 if weighted else 0)
+        assert launch.arguments["weighted"] == (2 if weighted else 0)
         assert {by_name[name][2] for name in ("y", "tables.0", "tables.2")} == {bytes_}
         assert {by_name[name][2] for name in ("y_stride", "strides.1")} == {elements}
         assert {by_name[name][2] for name in ("indices.0", "offsets.2", "ends.0")} == {1}

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,15 @@ class Case:
 
     def __init__(
         self, rank: int, rows: tuple[int, ...], tables: tuple[tuple[int, ...], ...], dim: int,
-        grain: int = 2, dtype: str = "float32", lookups: int = 3,
+        grain: int = 2, dtype: str = "float32", lookups: int = 3, modes: tuple[str, ...] = (),
+        index_dtype: str = "int64",
     ) -> None:  # fmt: skip
         world, batch = len(rows), sum(rows)
         self.problem = Problem(
             "embedding_all_to_all", world, rows, 1, (Output((dim,) * world),), dtype,
             tables=tables, lookups=tuple((batch * lookups,) * len(own) for own in tables),
+            modes=tuple(tuple(modes[i % len(modes)] for i in range(len(own))) for own in tables)
+            if modes else (), index_dtype=index_dtype,
         )  # fmt: skip
         self.schedule = replace(Schedule.named("pool_sm"), grain=grain)
         self.digest = digest_of(self.problem, self.schedule)
@@ -58,22 +62,28 @@ class Case:
         """
         torch.manual_seed(seed)
         p, kind, dim = self.problem, self.kind, self.problem.n
-        first, columns, mine = offsets(p.rows)[self.rank], [], Operands([], [], [], None)
+        first, columns, mine = offsets(p.rows)[self.rank], [], Operands([], [], [], None, [])
         for rank, heights in enumerate(p.tables):
             for i, height in enumerate(heights):
                 count = max(p.lookups[rank][i] - fewer, 0)
                 table = torch.randn(height, dim + pad).to(kind)[:, :dim]
-                index = torch.randint(height, (1, count))
+                index = torch.randint(height, (1, count)).to(getattr(torch, p.index_dtype))
                 start = torch.sort(torch.randint(count + 1, (p.m,))).values
                 start[:1] = 0
                 ends = [*start.tolist(), count]
-                bags = [table[index[0, ends[b] : ends[b + 1]]].double().sum(0)
+                mode, factors = p.modes_of(rank)[i], torch.randn(1, count)
+                rows = table[index[0]].double()
+                rows = rows * factors.double().T if mode == "weighted" else rows
+                bags = [rows[ends[b] : ends[b + 1]].sum(0)
+                        / (max(ends[b + 1] - ends[b], 1) if mode == "mean" else 1)
                         for b in range(first, first + p.rows[self.rank])]  # fmt: skip
                 columns.append(torch.stack(bags) if bags else torch.empty(0, dim).double())
                 if rank == self.rank:
                     mine.tables.append(table)  # type: ignore[attr-defined]
                     mine.indices.append(index)  # type: ignore[attr-defined]
-                    mine.offsets.append(start[None])  # type: ignore[attr-defined]
+                    mine.offsets.append(start.to(index.dtype)[None])  # type: ignore[attr-defined]
+                    weights = factors if mode == "weighted" else None
+                    mine.weights.append(weights)  # type: ignore[attr-defined]
         width = dim * sum(map(len, p.tables))
         y = torch.full((p.rows[self.rank], width + pad), torch.nan, dtype=kind)[:, :width]
         return mine._replace(y=y), torch.cat(columns, 1)
@@ -91,6 +101,13 @@ def cases(world: int) -> Iterator[dict[str, Any]]:
            "dim": 300, "grain": 1}  # fmt: skip
     yield {"rows": (21,) * world, "tables": (*((),) * (world - 1), (50,)), "dim": 33, "grain": 4,
            "lookups": 1}  # fmt: skip
+    for dtype, modes in (
+        ("float32", ("weighted", "mean", "sum")), ("bfloat16", ("mean", "weighted")),
+        ("float16", ("mean",)), ("float32", ("sum",)),
+    ):  # fmt: skip
+        yield {"rows": (5,) * world, "tables": ((6, 1, 8), (), *((7, 4),) * (world - 2)),
+               "dim": 24, "grain": 2, "dtype": dtype, "modes": modes,
+               "index_dtype": "int32"}  # fmt: skip
 
 
 def sums() -> None:
@@ -173,7 +190,19 @@ def refusals() -> None:
         ("table1 holds", mine._replace(tables=[mine.tables[0], mine.tables[1].half()])),
         ("offsets1 is", mine._replace(offsets=[mine.offsets[0], mine.offsets[1][:, :4]])),
         ("indices1 holds", mine._replace(indices=[mine.indices[0], mine.indices[1].int()])),
+        ("2 offsets and 0 weights", mine._replace(weights=[])),
+        ("weights1: table 1 is pooled", mine._replace(weights=[None, mine.indices[1].float()])),
     ):
+        refused(InputError, text, lambda given=given: pool_and_push(made, given, told, 0))
+
+    weighted = Case(0, (2, 3), ((5, 6), (4,)), 8, modes=("weighted",))
+    made, (mine, _) = prepare(weighted.table, windows.places, CPU), weighted.draw(1, 0)
+    for text, weights in (
+        ("weights1 is", mine.weights[1][:, :3]),
+        ("weights1 holds", mine.weights[1].double()),
+        ("weights1: table 1 is pooled", None),
+    ):
+        given = mine._replace(weights=[mine.weights[0], weights])
         refused(InputError, text, lambda given=given: pool_and_push(made, given, told, 0))
 
     many = {"rows": (2, 2), "tables": ((5,) * 33, ()), "dim": 8}
@@ -182,8 +211,8 @@ def refusals() -> None:
     for name in ("gated_1d", "hetero_fused_1d"):
         plan = lower_rank(problem, Schedule.named(name).resolve(2, Machine.named("h200x2")), 0)
         refused((PlanError, KeyError), "", lambda plan=plan: table_of(plan))
-    for rank in range(3):
-        _every_change_is_refused(Case(rank, (2, 0, 3), ((5,), (), (4, 3)), 8, 3).plan)
+    for rank, modes in product(range(3), ((), ("mean", "weighted"))):
+        _every_change_is_refused(Case(rank, (2, 0, 3), ((5,), (), (4, 3)), 8, 3, modes=modes).plan)
 
 
 def _every_change_is_refused(plan: Any) -> None:
@@ -193,10 +222,11 @@ def _every_change_is_refused(plan: Any) -> None:
 
 
 def assembly() -> None:
-    for world, count, dim, dtype in (
-        (2, 8, 64, "bfloat16"), (8, 9, 128, "float32"), (16, 2, 32, "float16"),
+    for world, count, dim, dtype, modes in (
+        (2, 8, 64, "bfloat16", ()), (8, 9, 128, "float32", ()), (16, 2, 32, "float16", ()),
+        (2, 8, 64, "bfloat16", ("mean", "weighted")), (8, 9, 128, "float32", ("weighted",)),
     ):  # fmt: skip
-        case = Case(1, (64,) * world, ((100,) * count,) * world, dim, 4, dtype)
+        case = Case(1, (64,) * world, ((100,) * count,) * world, dim, 4, dtype, modes=modes)
         made = prepare(case.table, Places(*[[[0] * world] * 2] * 2), CPU)
         operands, _ = case.draw(1, 0)
         launch = pooling.launch_of(made, operands, control(5), 0)

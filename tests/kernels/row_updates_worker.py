@@ -22,6 +22,7 @@ from ficco.kernels.row_updates import ADAGRAD, SGD, STORE
 from ficco.kernels.variants import Launch
 from ficco.modules import dense_tables, table_optimizers
 from ficco.modules.sorted_rows import Looked
+from ficco.modules.table_gradients import Pools
 from ficco.modules.table_optimizers import FusedRowWiseAdagrad, FusedSGD
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -144,7 +145,10 @@ def split() -> None:
 def modules() -> None:
     """Optimizers and dense gradients by the kernels, as by PyTorch's functions."""
     case = Case((60, 7, 500, 1), (130, 40, 0, 9), 24, torch.float32)
-    places = range(4)
+    places, weights = range(4), {1: torch.rand(40)}
+    pools = Pools(
+        case.indices, case.starts, case.heights, ("mean", "weighted", "sum", "sum"), weights
+    )
     for most in (32, 2, 1):  # tables of a launch
         results = []
         for by_kernels in (True, False):
@@ -158,11 +162,10 @@ def modules() -> None:
             ):
                 adagrad = FusedRowWiseAdagrad(tables, 0.5, 1e-3)
                 for optimizer in (FusedSGD(tables, torch.tensor(0.25)), adagrad):
-                    optimizer.begin(places, case.indices, case.starts)(case.gradients)
-                looked = Looked(case.indices, case.starts, places, 4)
-                dense = dense_tables.begin_dense(looked, case.heights, case.gradients)
-                some = Looked(case.indices[1:3], case.starts[1:3], [1, 2], 4)
-                two = dense_tables.begin_dense(some, case.heights[1:3], case.gradients)
+                    optimizer.begin(places, pools)(case.gradients)
+                dense = dense_tables.begin_dense(Looked(pools, places, 4), case.gradients)
+                some = Looked(pools.of([1, 2]), [1, 2], 4)
+                two = dense_tables.begin_dense(some, case.gradients)
                 found = [*dense(case.gradients), *two(case.gradients)]
             assert all(table._version > old for table, old in zip(tables, versions, strict=True))
             results.append([*(table.detach() for table in tables), *adagrad.accumulators, *found])

@@ -6,7 +6,7 @@ TRITON_INTERPRET=1 python sum_and_pool_worker.py summing|pooling|products
 from __future__ import annotations
 
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
@@ -15,6 +15,7 @@ from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def rounded(value: torch.Tensor, found: torch.Tensor, about: str) -> None:
@@ -45,21 +46,28 @@ def summing() -> None:
 
 
 def pooling() -> None:
-    for dtype in DTYPES:
-        for dim, batch, lookups in ((1, 1, 3), (5, 7, 40), (129, 6, 90), (300, 3, 0)):
+    modes = ("sum", "mean", "weighted")
+    for number, (dtype, index_dtype, mode) in enumerate(product(DTYPES, INDEX_DTYPES, modes)):
+        for dim, batch, lookups in ((1, 1, 3), (5, 7, 40), (129, 6, 90), (300, 3, 0))[number % 2 :]:
             table = torch.randn(11, dim + 1).to(dtype)[:, :dim]
-            indices = torch.randint(11, (lookups,))
-            offsets = torch.sort(torch.randint(lookups + 1, (batch,))).values
+            indices = torch.randint(11, (lookups,)).to(index_dtype)
+            offsets = torch.sort(torch.randint(lookups + 1, (batch,))).values.to(index_dtype)
             offsets[0] = 0
             ends = [*offsets.tolist(), lookups]
+            weights = torch.randn(lookups) if mode == "weighted" else None
+            rows = table[indices].double()
+            rows = rows if weights is None else rows * weights.double()[:, None]
             exact = torch.stack([
-                table[indices[a:b]].double().sum(0) for a, b in pairwise(ends)
+                rows[a:b].sum(0) / (max(b - a, 1) if mode == "mean" else 1)
+                for a, b in pairwise(ends)
             ])  # fmt: skip
             for first, last in ((0, batch), (batch // 2, batch), (0, batch // 2), (1, 1)):
                 whole = torch.full((batch + 1, dim + 1), torch.nan, dtype=dtype)
                 target = whole[: last - first, :dim]
-                pool_bags(table, indices, offsets, (first, last), target)
-                rounded(exact[first:last], target, f"{dtype} {dim} {batch} {lookups}")
+                given = table, indices, offsets, (first, last), target
+                pool_bags(*given, weights, mode == "mean")
+                about = f"{dtype} {index_dtype} {mode} {dim} {batch} {lookups}"
+                rounded(exact[first:last], target, about)
                 assert whole[last - first :].isnan().all() and whole[:, dim:].isnan().all()
 
 

@@ -123,6 +123,27 @@ def bags(rank: int, world: int) -> None:
     ):
         given = lists | shapes | {name: [value]}
         refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
+    one, tall = torch.ones(3), torch.zeros(1, 3).expand(2**31, 3)
+    for options, words in (
+        ({"mode": "max"}, "mode='max': 'sum' or 'mean'"),
+        ({"mode": ["sum", "sum"]}, "mode has 2 entries; there are 1 tables"),
+        ({"mode": None}, "mode: NoneType found"),
+        ({"weights": one}, "weights: Tensor found; give None, or a list"),
+        ({"weights": [one, one]}, "weights has 2 entries"),
+        ({"weights": [[1.0] * 3]}, "weights[0]: list found"),
+        ({"weights": [one], "mode": "mean"}, "weights[0] with mode='mean': weights are for sums"),
+        ({"weights": [one[:2]]}, "weights[0] has 2 entries; 3 are needed, one per index"),
+        ({"weights": [one.double()]}, "weights[0] is torch.float64; float32 is needed"),
+        ({"weights": [one[None]]}, "weights[0] is [1, 3]; it has 1 dimension"),
+        ({"weights": [one.to("meta")]}, "weights[0] is on meta"),
+        ({"weights": [one.to_sparse()]}, "weights[0] is sparse"),
+        ({"indices": [index.int()]}, "offsets[0] is torch.int64, indices[0] is torch.int32"),
+        ({"offsets": [start.short()]}, "offsets[0] is torch.int16; int32 or int64"),
+        ({"tables": [tall], "indices": [index.int()], "offsets": [start.int()]},
+         "tables[0] has 2147483648 rows, and its indices are int32"),
+    ):  # fmt: skip
+        given = lists | shapes | options
+        refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
     lazy = torch.nn.LazyLinear(4).weight
     refused(lambda: ficco.embedding_all_to_all([lazy], [index], [start], **shapes), "no size yet")
     for dtype in ("float32", np.float32):

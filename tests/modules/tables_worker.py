@@ -47,6 +47,7 @@ class Case(NamedTuple):
     options: dict[str, Any]
     cost: Tensor
     wanted: list[Tensor]
+    exact: Tensor | None = None  # of the own tables' bags, their gradients in float64
 
     def run(self, **more: Any) -> None:
         """Run forward and backward."""
@@ -56,6 +57,25 @@ class Case(NamedTuple):
         return ficco.embedding_all_to_all(
             self.tables, self.indices, self.starts, **self.options, **more
         )
+
+    def hold_weights(self, tables: Sequence[Tensor], about: str) -> None:
+        """Hold the gradients of the weights against those for tables in float64; clear them."""
+        for i, weights in enumerate(self.options.get("weights") or ()):
+            if weights is None:
+                continue
+            assert self.exact is not None
+            bag = _bags(self.starts[i], len(weights))
+            columns = self.exact[:, i * DIM : (i + 1) * DIM]
+            wanted = (tables[i].double()[self.indices[i].long()] * columns[bag]).sum(1)
+            assert weights.grad is not None and weights.grad.dtype == torch.float32, about
+            near(weights.grad.to(self.cost.dtype), wanted, f"weights, {about}")
+            weights.grad = None
+
+
+def _bags(starts: Tensor, count: int) -> Tensor:
+    """Return the bag of each of `count` lookups."""
+    places = torch.arange(count, device=starts.device)
+    return torch.searchsorted(starts.long(), places, right=True) - 1
 
 
 def lookups_of(seed: int, height: int, batch: int, count: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +87,15 @@ def lookups_of(seed: int, height: int, batch: int, count: int) -> tuple[Tensor, 
     return indices.to(DEVICE), starts.to(DEVICE)
 
 
-def case(rank: int, world: int, dtype: torch.dtype, counts: Sequence[int], rows: Any) -> Case:
+def case(
+    rank: int,
+    world: int,
+    dtype: torch.dtype,
+    counts: Sequence[int],
+    rows: Any,
+    mixed: bool = False,
+) -> Case:
+    """Make a call; `mixed`: its tables pool in turn by weights, by mean and by sum, with int32."""
     batch = 2 * world + 1
     first = offsets(rows or chunk_sizes(batch, world))
     columns = offsets([count * DIM for count in counts])
@@ -75,14 +103,25 @@ def case(rank: int, world: int, dtype: torch.dtype, counts: Sequence[int], rows:
     costs = [cost[first[r] : first[r + 1]] for r, cost in enumerate(costs)]
     whole = torch.cat(costs).double()[:, columns[rank] : columns[rank + 1]]
     tables, indices, starts, wanted = [], [], [], []
+    modes, weights = [], []
     for i in range(counts[rank]):
         height, count = 3 + 4 * i, (0, 40, 7)[(i + rank) % 3]
         index, start = lookups_of(100 * rank + i, height, batch, count)
+        kind = ("weighted", "mean", "sum")[i % 3] if mixed else "sum"
+        factors = torch.ones(count, dtype=torch.float64, device=DEVICE)
+        if kind == "weighted":
+            factors = draw(300 * rank + i, count).double()
+        elif kind == "mean":
+            bag = _bags(start, count)
+            factors /= torch.bincount(bag, minlength=batch)[bag]
+        modes.append("mean" if kind == "mean" else "sum")
+        weights.append(factors.float().requires_grad_() if kind == "weighted" else None)
+        index, start = (each.int() if mixed else each for each in (index, start))
         ends = [*start.tolist()[1:], count]
         exact = torch.zeros(height, DIM, dtype=torch.float64, device=DEVICE)
         for bag, (begin, end) in enumerate(zip(start.tolist(), ends, strict=True)):
-            for at in index[begin:end].tolist():
-                exact[at] += whole[bag, i * DIM : (i + 1) * DIM]
+            for at, factor in zip(index[begin:end].tolist(), factors[begin:end], strict=True):
+                exact[at] += factor * whole[bag, i * DIM : (i + 1) * DIM]
         tables.append(draw(100 * rank + i, height, DIM, dtype=dtype).requires_grad_())
         indices.append(index)
         starts.append(start)
@@ -91,7 +130,9 @@ def case(rank: int, world: int, dtype: torch.dtype, counts: Sequence[int], rows:
         "tables_per_rank": list(counts), "dimension": DIM, "batch": batch, "dtype": dtype,
         "rows": rows,
     }  # fmt: skip
-    return Case(tables, indices, starts, options, costs[rank], wanted)
+    if mixed:
+        options |= {"mode": modes, "weights": weights}
+    return Case(tables, indices, starts, options, costs[rank], wanted, whole)
 
 
 def cases(rank: int, world: int) -> Iterator[tuple[str, Case]]:
@@ -101,6 +142,8 @@ def cases(rank: int, world: int) -> Iterator[tuple[str, Case]]:
     dtypes = DTYPES if world < 4 else DTYPES[-1:]
     for dtype, counts, rows in product(dtypes, ([2] * world, uneven), (None, left)):
         yield f"{dtype}, {counts}, {rows}", case(rank, world, dtype, counts, rows)
+    for dtype, counts in product(dtypes, ([3] * world, uneven)):
+        yield f"{dtype}, {counts}, mixed", case(rank, world, dtype, counts, None, mixed=True)
 
 
 def sparse(rank: int, world: int) -> None:
@@ -111,9 +154,12 @@ def sparse(rank: int, world: int) -> None:
             assert gradient is not None and gradient.is_sparse, about
             assert gradient.is_coalesced() == (len(index) == 0), about
             assert gradient.dtype == table.dtype, about
-            assert torch.equal(gradient._indices()[0], index), about
-            near(gradient.float().to_dense(), wanted, about)
+            assert torch.equal(gradient._indices()[0], index.long()), about
+            summed = gradient.float().to_dense()
+            rounded = "mode" in each.options  # values are products
+            near(summed.to(table.dtype) if rounded else summed, wanted, about)
             near(gradient.to_dense(), wanted, about)
+        each.hold_weights(each.tables, about)
         if DEVICE.type == "cpu" and each.cost.dtype == torch.float16:
             continue  # PyTorch cannot add them up there
         each.run(sparse=True)  # gradients are added up
@@ -133,6 +179,28 @@ def dense(rank: int, world: int) -> None:
                 assert (table.grad is None) == (i == frozen), about
                 if table.grad is not None:
                     near(table.grad, wanted, f"{about}, {i}")
+            each.hold_weights(each.tables, about)
+
+
+def nothing(rank: int, world: int) -> None:
+    """No lookups, no bags, no rows: gradients have the shapes of what they are for."""
+    for height, count, batch, dim in ((4, 3, 0, 2), (4, 0, 3, 2), (0, 0, 2, 3)):
+        for mode, kind in product(("mean", "weighted"), ("dense", "sparse", "fused")):
+            table = draw(1, height, dim).requires_grad_()
+            index = torch.zeros(count, dtype=torch.int64, device=DEVICE)
+            start = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
+            weights = draw(2, count).requires_grad_() if mode == "weighted" else None
+            y = ficco.embedding_all_to_all(
+                [table], [index], [start], tables_per_rank=[1] * world, dimension=dim, batch=batch,
+                mode="mean" if mode == "mean" else "sum", weights=[weights],
+                sparse=kind == "sparse",
+                optimizer=ficco.FusedSGD([table], 0.5) if kind == "fused" else None,
+            )  # fmt: skip
+            y.sum().backward()  # type: ignore[no-untyped-call]
+            about = f"{height} {count} {batch} {dim} {mode} {kind}"
+            for tensor in (weights, None if kind == "fused" else table):
+                grad = None if tensor is None else tensor.grad
+                assert tensor is None or (grad is not None and grad.shape == tensor.shape), about
 
 
 def with_optimizers(rank: int, world: int) -> None:
@@ -177,6 +245,7 @@ def sgd(each: Case, about: str) -> None:
         for table, old, wanted in zip(each.tables, was, each.wanted, strict=True):
             assert table.grad is None, about
             near(table.detach(), old - 0.5 * wanted, f"SGD, {about}")
+        each.hold_weights(was, f"SGD, {about}")
         bits.append([table.detach().clone() for table in each.tables])
     for one, other in zip(*bits, strict=True):
         assert torch.equal(one, other), about
@@ -189,7 +258,9 @@ def adagrad(each: Case, about: str) -> None:
     for step in range(2):
         if step:
             optimizer.lr = 0.1
+        was = [table.detach().double() for table in each.tables]
         each.run(optimizer=optimizer)
+        each.hold_weights(was, f"Adagrad, {about}")
         for table, state, total, own, wanted in zip(
             each.tables, optimizer.accumulators, sums, exact, each.wanted, strict=True
         ):
@@ -234,7 +305,7 @@ def again(rank: int, world: int) -> None:
 
 def compiled(rank: int, world: int) -> None:
     """torch.compile leaves sparse and fused calls out of its graphs, or says that it cannot."""
-    each = case(rank, world, torch.float32, [2] * world, None)
+    each = case(rank, world, torch.float32, [2] * world, None, mixed=True)
     for options in ({"sparse": True}, {"optimizer": ficco.FusedSGD(each.tables, 0.5)}):
         was = reset(each)
         for table in each.tables:
@@ -340,16 +411,17 @@ def _moved_by_torch(each: Case, words: str) -> None:
 
 def captured(rank: int, world: int) -> None:
     """Training steps in a CUDA graph, with other indices and another rate at each replay."""
-    for kind in ("dense", "sparse", "sgd", "adagrad"):
+    for kind, mixed in product(("dense", "sparse", "sgd", "adagrad"), (False, True)):
         found = []
         for in_graph in (False, True):
-            found.append(_trained(rank, world, kind, in_graph))
+            found.append(_trained(rank, world, kind, in_graph, mixed))
         for eager, replayed in zip(*found, strict=True):
             torch.testing.assert_close(replayed, eager)
 
 
-def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
-    each = case(rank, world, torch.float32, [2] * world, None)
+def _trained(rank: int, world: int, kind: str, in_graph: bool, mixed: bool) -> list[Tensor]:
+    each = case(rank, world, torch.float32, [2] * world, None, mixed)
+    weights = [own for own in each.options.get("weights", []) if own is not None]
     rate = torch.zeros((), device=DEVICE)
     options: dict[str, Any] = {"sparse": kind == "sparse"}
     if kind in ("sgd", "adagrad"):
@@ -357,8 +429,8 @@ def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
         options = {"optimizer": make(each.tables, rate)}
 
     def step() -> None:
-        for table in each.tables:
-            table.grad = None
+        for tensor in (*each.tables, *weights):
+            tensor.grad = None
         each.run(**options)
         if "sparse" in options:
             with torch.no_grad():
@@ -386,20 +458,22 @@ def _trained(rank: int, world: int, kind: str, in_graph: bool) -> list[Tensor]:
             index.copy_(new)
         graph.replay() if in_graph else step()
     torch.cuda.synchronize()
-    return [table.detach().clone() for table in each.tables]
+    gradients = [own.grad for own in weights if own.grad is not None]
+    return [tensor.detach().clone() for tensor in (*each.tables, *gradients)]
 
 
 def disabled(rank: int, world: int) -> None:
     """FICCO_DISABLE=1: the same without ficco's engines."""
     with patch.dict("os.environ", FICCO_DISABLE="1"):
         with_optimizers(rank, world)
-        sgd(case(rank, world, torch.float32, [2] * world, None), "disabled")
+        for mixed in (False, True):
+            sgd(case(rank, world, torch.float32, [2] * world, None, mixed), "disabled")
 
 
 def checks(world: int) -> list[Callable[[int, int], None]]:
     """Return what so many ranks check on this device."""
     found: list[Callable[[int, int], None]] = [
-        sparse, dense, with_optimizers, fused, again, arguments, moved, disabled,
+        sparse, dense, nothing, with_optimizers, fused, again, arguments, moved, disabled,
     ]  # fmt: skip
     if DEVICE.type == "cuda":  # ranks that share GPUs have no NCCL, and so no captures
         return [*found, captured] if world <= torch.cuda.device_count() else found

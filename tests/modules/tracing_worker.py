@@ -88,6 +88,14 @@ def compiling(rank: int, world: int) -> None:
             dimension=3, batch=2 * world,
         )  # fmt: skip
 
+    def bags_by_mode(index: Any, start: Any, weights: Any, *tables: Any) -> Any:
+        count = len(tables)
+        return ficco.embedding_all_to_all(
+            tables, [index] * count, [start] * count, tables_per_rank=[0] + [2] * (world - 1),
+            dimension=3, batch=2 * world, mode=["mean", "sum"][:count],
+            weights=[None, weights][:count],
+        )  # fmt: skip
+
     def cast(x: Any, v: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             y = ficco.all_gather_matmul(x, v)
@@ -98,6 +106,10 @@ def compiling(rank: int, world: int) -> None:
     same(experts, compiled(experts), mine, w, v)
     tables = [draw(rank, 7, 3), draw(rank, 8, 3)] if rank else []
     same(bags, compiled(bags), torch.arange(9) % 7, torch.arange(2 * world), *tables)
+    same(
+        bags_by_mode, compiled(bags_by_mode), torch.arange(9, dtype=torch.int32) % 7,
+        torch.arange(2 * world, dtype=torch.int32), draw(rank, 9), *tables,
+    )  # fmt: skip
     same(cast, compiled(cast), x, v)
     gather = compiled(ficco.all_gather_matmul, dynamic=True)
     for m in (4, 5):
@@ -244,6 +256,11 @@ def operators(rank: int, world: int) -> None:
         "embedding_all_to_all": (
             [leaf(7, 3)], [torch.arange(9) % 7], [torch.tensor([0, 2, 2, 5])], torch.empty(0, 3),
             [1] * world, 4, None, False, *call,
+        ),
+        "embedding_all_to_all_with_modes": (
+            [leaf(7, 3), leaf(7, 3)], [torch.arange(9, dtype=torch.int32) % 7] * 2,
+            [torch.tensor([0, 2, 2, 5], dtype=torch.int32)] * 2, [leaf(9)], torch.empty(0, 3),
+            [2] * world, 4, None, False, ["mean", "weighted"], *call,
         ),
     }  # fmt: skip
     for operator, args in asked.items():

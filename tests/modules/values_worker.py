@@ -5,6 +5,7 @@ python values_worker.py STORE RANK WORLD, or functions_worker.py
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -127,23 +128,32 @@ def pooling(rank: int, world: int, schedules: Sequence[str] = (*NAMED, "pool_sm"
         [draw(100 * r + i, 5 + i, dim) for i in range(count)] for r, count in enumerate(counts)
     ]
     starts = torch.tensor([0, 0, 2, 3, 9, 9])
-    for name in schedules:
+    modes = ["sum", "mean"]  # of a rank's tables; the first has weights
+    for name, mixed in itertools.product(schedules, (False, True)):
         if name == "uniform_fused_2d":
             continue
         for lookups in (9, 45, 43, 45, 45):  # some repeat a call, or round to the same plan
-            whole, indices = [], []
+            whole, indices, factors = [], [], draw(lookups, lookups)
             for r, own in enumerate(tables):
                 indices.append([(torch.arange(lookups) * (r + 1)) % len(table) for table in own])
-                for table, index in zip(own, indices[r], strict=True):
-                    whole.append(
-                        torch.nn.functional.embedding_bag(index, table.double(), starts, mode="sum")
+                for i, (table, index) in enumerate(zip(own, indices[r], strict=True)):
+                    mode = modes[i] if mixed else "sum"
+                    own_factors = factors.double() if mixed and not i else None
+                    bags = torch.nn.functional.embedding_bag(
+                        index, table.double(), starts, mode=mode, per_sample_weights=own_factors
                     )
+                    whole.append(bags)
+            count, options, kind = counts[rank], {}, torch.int64
+            if mixed:
+                weights = [factors, None]
+                options, kind = {"mode": modes[:count], "weights": weights[:count]}, torch.int32
             y = ficco.embedding_all_to_all(
-                tables[rank], indices[rank], [starts] * counts[rank], tables_per_rank=counts,
-                dimension=dim, batch=batch, schedule=name,
+                tables[rank], [index.to(kind) for index in indices[rank]],
+                [starts.to(kind)] * count, tables_per_rank=counts, dimension=dim, batch=batch,
+                schedule=name, **options,
             )  # fmt: skip
             mine = torch.cat(whole, dim=1)[first[rank] : first[rank + 1]]
-            close(y, mine, f"embedding {name}, {lookups} lookups")
+            close(y, mine, f"embedding {name}, {lookups} lookups, mixed={mixed}")
 
 
 def single_lookups(rank: int, world: int) -> None:

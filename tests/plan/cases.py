@@ -9,7 +9,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from ficco import registry
-from ficco.dtypes import DTYPES
+from ficco.dtypes import DTYPES, INDEX_DTYPES
 from ficco.errors import ScheduleError
 from ficco.lowering import lower, recv_copies
 from ficco.lowering.cutting import is_edged
@@ -17,7 +17,7 @@ from ficco.lowering.one_kernel_gather import is_one_kernel
 from ficco.machine import Link, Machine
 from ficco.operators import OPERATORS
 from ficco.plan import Plan
-from ficco.problem import Output, Problem
+from ficco.problem import MODES, Output, Problem
 from ficco.schedule import Schedule
 
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
@@ -76,8 +76,12 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
         tables = tables if any(tables) else ((2,), *tables[1:])
         lookups = tuple(tuple(draw(st.integers(1, 9)) for _ in mine) for mine in tables)
         rows = sizes(draw, world, 5)
-        output = Output((n,) * world)
-        return Problem(op, world, rows, 1, (output,), dtype, tables=tables, lookups=lookups)
+        modes = tuple(tuple(draw(st.sampled_from(MODES)) for _ in mine) for mine in tables)
+        return Problem(
+            op, world, rows, 1, (Output((n,) * world),), dtype, tables=tables, lookups=lookups,
+            modes=draw(st.sampled_from(((), modes))),
+            index_dtype=draw(st.sampled_from(INDEX_DTYPES)),
+        )  # fmt: skip
     splits = [list(sizes(draw, world, 4)) for _ in range(world)]
     if draw(st.booleans()):
         splits[draw(st.integers(0, world - 1))] = [0] * world

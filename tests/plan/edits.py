@@ -5,7 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ficco.plan import SIGNALS, Buffer, Plan, Product, Region, Signal, Step
+from ficco.plan import (
+    SIGNALS,
+    Buffer,
+    Plan,
+    Product,
+    Region,
+    Signal,
+    Step,
+    bags_of,
+    mode_of,
+    modes_in_step,
+)
+from ficco.problem import MODES
 
 Edit = Callable[[Plan, random.Random], "Plan | None"]
 
@@ -244,6 +256,23 @@ def _bent(product: Product, step: Step, rng: random.Random) -> Product | None:
     return product._replace(**{what: region._replace(row0=region.row0 + by, row1=region.row1 + by)})
 
 
+@_edit_step("bag")
+def bend_mode(step: Step, plan: Plan, rng: random.Random) -> Step | None:
+    """Pool one region in another mode; it reads weights that it does not have, or leaves them."""
+    bags = bags_of(step)
+    if not bags:
+        return None
+    at, mode = rng.randrange(len(bags)), rng.choice(MODES)
+    number = bags[at].table.buffer.removeprefix("table")
+    weights = bags[at].indices._replace(buffer=f"weights{number}") if mode == "weighted" else None
+    bags[at] = bags[at]._replace(weights=weights, mean=mode == "mean")
+    reads = [(bag.table, bag.indices, bag.bags, bag.weights) for bag in bags]
+    return step._replace(
+        reads=tuple([region for four in reads for region in four if region is not None]),
+        modes=modes_in_step([mode_of(bag) for bag in bags]),
+    )
+
+
 @_edit_step("gemm")
 def bend_waits(step: Step, plan: Plan, rng: random.Random) -> Step | None:
     waiting = [i for i, part in enumerate(step.parts) if part.waits]
@@ -324,6 +353,7 @@ MUTATIONS: dict[str, Edit] = {
     "aim_copy": aim_copy,
     "shorten_copy": shorten_copy,
     "bend_product": bend_product,
+    "bend_mode": bend_mode,
     "bend_waits": bend_waits,
     "swap_signal_and_copy": swap_signal_and_copy,
     "push_behind_copy": push_behind_copy,

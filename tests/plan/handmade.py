@@ -143,7 +143,7 @@ def collective_all_gather() -> Plan:
     return made(problem, ranks)
 
 
-def pooled_embedding() -> Plan:
+def pooled_embedding(modes: tuple[tuple[str, ...], ...] = ()) -> Plan:
     """Bags of own tables for the whole batch, then an all-to-all of batch slices."""
     rows, dim, tables = (M0, M1), 2, ((5,), (4, 6))
     problem = Problem(
@@ -154,6 +154,7 @@ def pooled_embedding() -> Plan:
         (Output((dim, dim)),),
         tables=tables,
         lookups=((9,), (9, 9)),
+        modes=modes,
     )
     edges, widths = (0, M0, M), [dim * len(t) for t in tables]
     columns = (0, widths[0], widths[0] + widths[1])
@@ -173,7 +174,12 @@ def pooled_embedding() -> Plan:
                 whole(r, f"offsets{i}", 1, M),
             )
             target = Region(r, "pooled", 0, M, i * dim, (i + 1) * dim)
-            steps.append(Step(f"bag{i}", "sm", "bag", "sm", reads, (target,)))
+            step = Step(f"bag{i}", "sm", "bag", "sm", reads, (target,))
+            mode = problem.modes_of(r)[i]
+            if mode == "weighted":
+                buffers.append(Buffer(f"weights{i}", "input", 1, 9, "float32"))
+                step = step._replace(reads=(*reads, whole(r, f"weights{i}", 1, 9)))
+            steps.append(step._replace(modes=() if mode == "sum" else (mode,)))
         buffers.append(Buffer("pooled", "workspace", M, widths[r], "float32"))
         gives = tuple(Region(r, "pooled", edges[s], edges[s + 1], 0, widths[r]) for s in range(2))
         takes = tuple(Region(r, "y0", 0, rows[r], columns[s], columns[s + 1]) for s in range(2))
@@ -182,9 +188,15 @@ def pooled_embedding() -> Plan:
     return made(problem, ranks)
 
 
+def pooled_by_mode() -> Plan:
+    """A weighted table on the first rank; means and sums on the second."""
+    return pooled_embedding((("weighted",), ("mean", "sum")))
+
+
 HANDMADE = {
     "reduce_scatter": reduce_scatter,
     "signalling_reduce_scatter": signalling_reduce_scatter,
     "collective_all_gather": collective_all_gather,
     "pooled_embedding": pooled_embedding,
+    "pooled_by_mode": pooled_by_mode,
 }

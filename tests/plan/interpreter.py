@@ -23,10 +23,16 @@ def same(array: Array, shape: tuple[int, ...]) -> Array:
     return array
 
 
-def bags(table: Array, indices: Array, offsets: Array) -> Array:
+def bags(
+    mode: str, table: Array, indices: Array, offsets: Array, weights: Array | None = None
+) -> Array:
     bag = np.searchsorted(offsets[0], np.arange(indices.size), side="right") - 1
     used = bag >= 0  # what stands before the first bag is in none
-    return (np.arange(offsets.size)[:, None] == bag[used]) @ table[indices[0, used].astype(int)]
+    within = (np.arange(offsets.size)[:, None] == bag[used]).astype(float)
+    if mode == "weighted":
+        within = within * weights[0, used]
+    sums = within @ table[indices[0, used].astype(int)]
+    return sums / np.maximum(within.sum(1, keepdims=True), 1) if mode == "mean" else sums
 
 
 def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, Array]:
@@ -39,7 +45,8 @@ def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, 
         index[...] = rng.integers(0, max(1, len(table)), index.shape)
         low = 0 if len(table) else index.size  # the bags of an empty table are empty
         begins[...] = np.sort(rng.integers(low, index.size + 1, begins.shape))
-        sums.append(bags(table, index, begins))
+        mode = problem["modes"][r][i] if problem.get("modes") else "sum"
+        sums.append(bags(mode, table, index, begins, known.get((r, f"weights{i}"))))
     depths = problem.get("depths") or [problem["k"] for _ in ranks]
     pairs = problem.get("pairs") or [[depth] for depth in depths]
     for r, i, out in [(s, i, out) for s in ranks for i, out in enumerate(problem["outputs"])]:
@@ -190,8 +197,11 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             if step["kind"] == "reduce":
                 return total(np.zeros(see(like).shape), reads)
             if step["kind"] == "bag":  # .base is the whole buffer: a bag ends where the next begins
-                table, index, begins = reads[3 * i : 3 * i + 3]
-                return bags(see(table), see(index), see(begins).base)[slice(*begins["cols"])]
+                modes = part.get("modes") or ["sum"] * len(part["writes"])
+                first = 3 * i + modes[:i].count("weighted")
+                table, index, begins, *more = reads[first : first + 3 + (modes[i] == "weighted")]
+                given = see(table), see(index), see(begins).base, *map(see, more)
+                return bags(modes[i], *given)[slice(*begins["cols"])]
             if step.get("collective") == "all_gather":
                 return np.concatenate([array for s in sorted(sent) for array in sent[s]])
             if step.get("collective") in ("reduce_scatter", "all_reduce"):

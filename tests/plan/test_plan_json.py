@@ -81,6 +81,10 @@ def edited(*path: object, value: object = None, drop: bool = False) -> str:
         (edited("ranks", 0, "buffers", 0, "rows", value=1.5), "a whole number is expected"),
         (edited("ranks", 0, "steps", 0, "id", value=""), "a text is expected"),
         (edited("ranks", 0, "steps", 0, "concurrent", value=1), "true or false"),
+        (edited("ranks", 0, "steps", 0, "modes", value=["most"]), r"modes\[0\]: 'most'"),
+        (edited("problem", "modes", value=["sum"]), r"problem.modes\[0\]='sum': a list of texts"),
+        (edited("problem", "modes", value=[["sum"]]), "belong to operators that pool bags"),
+        (edited("problem", "index_dtype", value="int8"), "index_dtype='int8': it is one of int32"),
     ],
 )
 def test_broken_json_is_named_by_its_place(text: str, message: str) -> None:

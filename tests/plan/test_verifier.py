@@ -11,6 +11,7 @@ from cases import plan_of
 from edits import dropped, mended, steps_of, with_steps
 from handmade import (
     collective_all_gather,
+    pooled_by_mode,
     pooled_embedding,
     reduce_scatter,
     signalling_reduce_scatter,
@@ -411,6 +412,26 @@ class TestOneStep:
         other = (step.reads[0]._replace(buffer="junk"), step.reads[1])
         mixed = plan._replace(ranks=(entry, plan.ranks[1]))
         assert "never wrote" in verify(changed(mixed, 0, "swap", reads=other))[0].message
+
+    def test_bags_of_another_mode(self) -> None:
+        plan = pooled_by_mode()
+        assert not verify(plan)
+        reads = plan.ranks[0].steps[0].reads
+        for rank, name, fields, words in (
+            (0, "bag0", {"modes": (), "reads": reads[:3]}, "not weighted bags of table0"),
+            (0, "bag0", {"modes": ("mean",), "reads": reads[:3]}, "not weighted bags of table0"),
+            (0, "bag0", {"reads": (*reads[:3], reads[1])}, "does not belong to table0"),
+            (0, "bag0", {"reads": (*reads[:3], reads[3]._replace(col1=8))}, "is not whole"),
+            (0, "bag0", {"reads": reads[:3]}, "one more if weighted"),
+            (0, "bag0", {"modes": ()}, "one more if weighted"),
+            (0, "bag0", {"modes": ("sum", "sum")}, "for 1 regions written"),
+            (0, "bag0", {"modes": ("most",)}, "one of sum, mean, weighted"),
+            (0, "swap", {"modes": ("sum",)}, "a collective has no modes"),
+            (1, "bag0", {"modes": ()}, "not mean bags of table0"),
+            (1, "bag1", {"modes": ("mean",)}, "not bags of table1"),
+        ):
+            found = verify(changed(plan, rank, name, **fields))
+            assert any(words in str(each) for each in found), (fields, found)
 
     def test_a_workspace_that_loses_digits(self) -> None:
         plan = reduce_scatter("float32")

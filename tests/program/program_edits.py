@@ -21,7 +21,7 @@ from ficco.program import (
     Sum,
     Wait,
 )
-from ficco.tables import OneKernelTable, PullTable
+from ficco.tables import OneKernelTable, PoolTable, PullTable
 
 Edit = Callable[[Entry, random.Random], "Entry | None"]
 
@@ -134,6 +134,21 @@ def other_operand(entry: Entry, rng: random.Random) -> Entry | None:
     if work is not None and work.reads:
         return entry._replace(work=work._replace(reads=work.reads[1:]))
     return None
+
+
+def other_mode(entry: Entry, rng: random.Random) -> Entry | None:
+    """Pool means in place of sums, or without weights."""
+    work = _work(entry, Bag)
+    if work is not None:
+        mean = work.weights is None and not work.mean
+        return entry._replace(work=work._replace(weights=None, mean=mean))
+    whole = _work(entry, OneKernel)
+    if whole is None or not isinstance(whole.table, PoolTable) or not whole.table.modes:
+        return None
+    modes = list(whole.table.modes)
+    at = rng.randrange(len(modes))
+    modes[at] = "mean" if modes[at] == "sum" else "sum"
+    return entry._replace(work=whole._replace(table=whole.table._replace(modes=tuple(modes))))
 
 
 def fewer_products(entry: Entry, rng: random.Random) -> Entry | None:
@@ -296,7 +311,7 @@ EDITS: dict[str, Edit] = {
     edit.__name__: edit
     for edit in (
         moved_source, moved_target, fewer_waits, fewer_raises, fewer_clears, without_after,
-        other_operand, fewer_products, fewer_slots, other_distance, without_bias,
+        other_operand, other_mode, fewer_products, fewer_slots, other_distance, without_bias,
         part_without_wait, part_without_signal, part_of_fewer_rows, part_without_terms,
         other_number, other_way, release_of_fewer_peers, release_that_clears_less,
         without_release, other_table,
