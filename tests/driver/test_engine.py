@@ -267,11 +267,10 @@ KERNELS_WAIT = {"target": "waits by kernels, all else by copies of rows"}
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
-        ("disturbed", {"world": 3, "calls": 12}),
+        ("disturbed", {"world": 3, "calls": 6}),
         ("graphs", {"world": 3, "replays": 20, "branches": False}),
         ("stalled", {"world": 3}),
         ("absent", {"world": 3, "cases": ABSENT, "within_s": 2.5, "apart": False}),
-        ("reset_at_once", {"world": 3, "rounds": 4}),
         ("abandoned", {"world": 3}),
     ],
 )
