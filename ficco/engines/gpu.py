@@ -62,8 +62,8 @@ class BoundProgram:
             if not isinstance(entry.launch.work, (Gated, OneKernel))
         }
         counts = (encoded.segment_count, encoded.row_count, len(encoded.slots))
-        if program.target.wait == "kernel":
-            device.stop_word(compute)  # its kernels poll it
+        if program.target.wait == "kernel":  # kernels that wait poll the stop word
+            device.stop_word(compute)
         self._native = _native.GpuProgram(
             device.native, window.native, encoded.ops, encoded.windows, counts, digest
         )

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ficco.errors import EngineError
+from ficco.errors import EngineError, InputError
 from ficco.kernels import fallback, pack
 from ficco.kernels.arrays import Arrays, Bulk, address, item_bytes, stride
 from ficco.kernels.compiling import function_of
 from ficco.kernels.native_launch import Box, Code, Pitch, Place, Slot, described
-from ficco.kernels.variants import Launch, Variant, passed, variant_of
+from ficco.kernels.variants import Launch, Variant, flattened, passed, variant_of
 
 __all__ = ["code", "code_of", "enqueue", "gpu", "prepared", "repeated", "warm"]
 
@@ -116,7 +116,9 @@ def repeated(
         EngineError, GpuError: see `code`.
     """
     if not arrays.on_gpu:
-        return functools.partial(_interpret, launch())
+        first = launch()
+        _check_repeated(first, pointers, numbers)
+        return functools.partial(_interpret, first)
     key = (arrays.device, *key)
     known = _repeated.get(key)
     if known is None:
@@ -132,6 +134,22 @@ def repeated(
     values = [0] * len(pointers) + list(numbers.values())
     addresses = [address(each) for each in pointers] + [0] * len(numbers)
     return functools.partial(known.run, addresses, values, arrays)
+
+
+def _check_repeated(launch: Launch, pointers: Sequence[Any], numbers: Mapping[str, int]) -> None:
+    """Refuse pointers and numbers that are not those of the launch, which on GPUs have its place.
+
+    Raises:
+        InputError: they are not.
+    """
+    given = flattened(launch.arguments)
+    own = [each.name for each in passed(variant_of(launch)) if each.type.startswith("*")]
+    same = [address(given[name]) for name in own] == [address(each) for each in pointers]
+    if not same or any(given[name] != number for name, number in numbers.items()):
+        raise InputError(
+            f"the launch of {launch.kernel.name} takes the arrays {own}; others were given, or "
+            f"other numbers than {dict(numbers)}"
+        )
 
 
 class _Repeated:

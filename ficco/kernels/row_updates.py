@@ -10,7 +10,7 @@ rounded once. The values of indices are not checked: they are in device memory, 
 would wait for the device.
 
 A call repeats a launch that was described before, if only addresses and the numbers of lookups
-differ. So the host takes few microseconds for it.
+differ, because a description takes the host much longer than a launch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOOKUPS = 1  # rows of each segment that a step adds
 _LEAST_COLS, _MOST_COLS, _MOST_BAGS = 16, 256, 16
 _SPLIT_COLS = 128
 _STEP, _STEPS = 16, 64  # tiles: grids are rounded up, so that few are described
-_INT32_MAX = (1 << 31) - 1
+_MOST = (1 << 31) - (1 << 25)  # lookups, and bags: positions past the last tile are int32, too
 
 
 class TableLookups(NamedTuple):
@@ -145,10 +145,10 @@ def list_lookups(
             cannot be compiled.
     """
     total = sum([each.indices.shape[0] for each in tables])
-    if len(tables) > MOST_TABLES or max(total, batch * across) > _INT32_MAX:
+    if len(tables) > MOST_TABLES or max(total, batch * across) > _MOST:
         raise EngineError(
             f"{len(tables)} tables with {total} lookups and {batch} x {across} bags; a launch "
-            f"takes up to {MOST_TABLES} tables, and {_INT32_MAX} lookups and bags"
+            f"takes up to {MOST_TABLES} tables, and {_MOST} lookups and bags"
         )
     keys, bags = arrays.empty(total, "int32"), arrays.empty(total, "int32")
     make = partial(list_launch, tables, batch, across, keys, bags, arrays)
@@ -199,7 +199,7 @@ def find_segments(lookups: SortedLookups, targets: Sequence[Target], arrays: Arr
     """Enqueue the kernel that finds the lookups of each row, on the current stream.
 
     Args:
-        lookups: one at least, 2^31 - 1 at most.
+        lookups: one at least; at most as many as `list_lookups` takes.
         targets: MOST_TABLES at most, with rising `first`, all of one dtype and number of columns.
         arrays: the array library.
 

@@ -235,12 +235,11 @@ def update_rows(  # noqa: PLR0913 - a kernel's arguments are its interface
     begin = tile * TILE
     end = tl.minimum(begin + TILE, total)
     count = tl.load(counts + tile)
-    earlier = (tile > 0) & (
-        tl.load(keys + begin - 1, mask=tile > 0, other=-1) == tl.load(keys + begin)
-    )
-    later = (end < total) & (
-        tl.load(keys + end, mask=end < total, other=-1) == tl.load(keys + end - 1)
-    )
+    some = begin < total  # grids are rounded up: the last tiles may have no lookups
+    before = tl.load(keys + begin - 1, mask=some & (tile > 0), other=-1)
+    after = tl.load(keys + end, mask=end < total, other=-1)
+    earlier = before == tl.load(keys + begin, mask=some, other=-2)
+    later = after == tl.load(keys + end - 1, mask=some, other=-2)
     learning_rate = _rate_of(rate, has_rate, rate_bits)
     epsilon = epsilon_bits.to(tl.float32, bitcast=True)
     pitch = tl.multiple_of(stride.to(tl.int32), EDGE)

@@ -8,7 +8,6 @@ import torch
 
 from ficco.errors import EngineError
 from ficco.kernels import row_updates
-from ficco.modules.routes import is_observed
 from ficco.modules.sorted_rows import (
     Looked,
     Update,
@@ -19,7 +18,7 @@ from ficco.modules.sorted_rows import (
 from ficco.modules.table_gradients import Lookups, select_tables
 from ficco.private.torch_core import bag_gradient
 
-__all__ = ["begin_dense"]
+__all__ = ["begin_dense", "begin_sparse"]
 
 Tensor = torch.Tensor
 
@@ -35,7 +34,7 @@ def begin_dense(looked: Looked, like: Tensor) -> Callable[[Tensor], list[Tensor]
         A function of the gradients of bags [batch x all tables, dimension], which returns the
         gradients [height, dimension] of the tables.
     """
-    if can_update([like]) and like.shape[1] and not is_observed():
+    if can_update([like]) and like.shape[1]:
         heights = list(looked.pools.heights)
         whole = like.new_zeros((sum(heights), like.shape[1]))
         tables = list(torch.split(whole, heights))

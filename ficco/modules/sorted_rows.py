@@ -1,7 +1,7 @@
 """Rows of tables that were looked up, sorted on a GPU, and updates of them by ficco's kernels.
 
-`row_sums` and `table_gradients` do the same with PyTorch's functions, on CPUs and where there are
-no such kernels.
+`row_sums` and `dense_tables` do the same with PyTorch's functions, on CPUs and where the kernels
+cannot run.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
+from ficco.errors import EngineError
 from ficco.kernels import row_updates
 from ficco.kernels.arrays import library_of
+from ficco.modules.routes import is_observed
 from ficco.modules.table_gradients import Pools
 
 __all__ = ["Looked", "can_update", "prepare_updates", "warn_without_kernels"]
@@ -47,8 +50,21 @@ def warn_without_kernels(reason: str) -> None:
 
 
 def can_update(tables: Sequence[Tensor]) -> bool:
-    """Return whether the kernels can update the rows of these tables."""
-    return all(table.is_cuda and table.stride(1) == 1 for table in tables)
+    """Return whether the kernels can update the rows of these tables.
+
+    They need adjacent columns, and tables that share no memory: a row is read and written once.
+    """
+    if is_observed() or not all(table.is_cuda and table.stride(1) == 1 for table in tables):
+        return False
+    ranges = sorted([_bytes_of(table) for table in tables if table.numel()])
+    return all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
+
+
+def _bytes_of(table: Tensor) -> tuple[int, int]:
+    """Return the addresses of a table's first byte, and of the one past its last."""
+    begin = table.data_ptr()
+    elements = (table.shape[0] - 1) * table.stride(0) + table.shape[1]
+    return begin, begin + elements * table.element_size()
 
 
 def prepare_updates(
@@ -70,6 +86,8 @@ def prepare_updates(
         EngineError: a kernel is not in the pack and cannot be compiled, or there are too many rows,
             lookups or bags.
     """
+    if max([table.shape[0] for table in tables]) > _MOST_KEYS:
+        raise EngineError(f"a table has more than {_MOST_KEYS} rows, the most for kernels")
     found = [
         segments
         for first, last in _groups([table.shape[0] for table in tables])
@@ -108,7 +126,12 @@ def _segments(
     lists, targets, first = [], [], 0
     for i in chosen:
         lists.append(
-            row_updates.TableLookups(pools.indices[i], pools.starts[i], first, looked.columns[i])
+            row_updates.TableLookups(
+                pools.indices[i].contiguous(),
+                pools.starts[i].contiguous(),
+                first,
+                looked.columns[i],
+            )
         )
         totals = None if accumulators is None else accumulators[i]
         targets.append(row_updates.Target(tables[i].detach(), first, totals))

@@ -18,6 +18,9 @@ __all__ = ["Lookups", "Pools", "packed", "select_tables", "weight_gradients"]
 
 Tensor = torch.Tensor
 
+# Lookups whose rows are copied at once. On GPUs PyTorch has no kernel without copies for bfloat16.
+_AT_ONCE = 1 << 18
+
 
 def packed(dy: Tensor, counts: Sequence[int], dimension: int) -> Tensor:
     """Return the gradients of pooled bags in the order in which ranks receive them.
@@ -177,7 +180,7 @@ def weight_gradients(
     """Return the gradients of weights, float32 [lookups], by the places of their tables.
 
     The gradient of a weight is the product of its table's row and the gradient of its bag; it is
-    computed in the dtype of the tables.
+    computed in the dtype of the tables, or in float32.
 
     Args:
         bags: gradients of bags [batch x tables, dimension].
@@ -195,7 +198,19 @@ def weight_gradients(
     bags = bags if len(places) == count else select_tables(bags, places, count)
     rows = torch.split(lookups.rows, [len(index) for index in lookups.indices])
     for place, index, own in zip(places, lookups.indices, rows, strict=True):
-        unused = index.new_empty(0)
-        gradient = sample_gradient(bags, read[place], index, unused, own, 0, -1)
-        found[place] = gradient.float()
+        found[place] = _products(read[place], index, bags, own)
     return found
+
+
+def _products(table: Tensor, index: Tensor, bags: Tensor, rows: Tensor) -> Tensor:
+    """Return the product of a row of the table and one of `bags` for each lookup, float32."""
+    if not (table.is_cuda and table.dtype == torch.bfloat16):
+        unused = index.new_empty(0)
+        products: Tensor = sample_gradient(bags, table, index, unused, rows, 0, -1)
+        return products.float()
+    parts = zip(torch.split(index, _AT_ONCE), torch.split(rows, _AT_ONCE), strict=True)
+    found = [
+        (table.index_select(0, some).float() * bags.index_select(0, own).float()).sum(1)
+        for some, own in parts
+    ]
+    return torch.cat(found) if found else index.new_empty(0, dtype=torch.float32)

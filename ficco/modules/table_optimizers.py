@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,6 +24,9 @@ from ficco.modules.table_gradients import Lookups, Pools
 __all__ = ["FusedOptimizer", "FusedRowWiseAdagrad", "FusedSGD"]
 
 Tensor = torch.Tensor
+
+# Of float32, in which updates are computed.
+_LEAST, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 class FusedOptimizer:
@@ -73,12 +75,12 @@ class FusedOptimizer:
                     "give the same tensors to both"
                 )
             places.append(known[id(table)])
-            self._check_device(places[-1], f"tables[{i}]")
+            self._check_tensors(places[-1], f"tables[{i}]")
         if len(set(places)) < len(places):
             raise InputError("tables: one table is given twice; a call updates a table once")
         return places
 
-    def _check_device(self, place: int, name: str) -> None:
+    def _check_tensors(self, place: int, name: str) -> None:
         """Refuse a table that was moved to another device, where its update cannot be computed."""
         device = self.tables[place].device
         for about, own in self._tensors_of(place).items():
@@ -227,12 +229,15 @@ class FusedRowWiseAdagrad(FusedOptimizer):
         initial_accumulator_value: float = 0.0,
     ) -> None:
         super().__init__(tables, lr)
-        if not (_is_number(eps) and 0 < eps < math.inf):
-            raise InputError(f"eps={shown(eps)}: a finite number of more than 0 is needed")
-        begin = initial_accumulator_value
-        if not (_is_number(begin) and 0 <= begin < math.inf):
+        if not (_is_number(eps) and _LEAST <= eps <= _MOST):
             raise InputError(
-                f"initial_accumulator_value={shown(begin)}: a finite number of 0 or more is needed"
+                f"eps={shown(eps)}: a number from {_LEAST:.2g} to {_MOST:.2g} is needed"
+            )
+        begin = initial_accumulator_value
+        if not (_is_number(begin) and 0 <= begin <= _MOST):
+            raise InputError(
+                f"initial_accumulator_value={shown(begin)}: a number from 0 to {_MOST:.2g} is "
+                "needed"
             )
         self.eps = eps
         self.accumulators = [
@@ -242,6 +247,16 @@ class FusedRowWiseAdagrad(FusedOptimizer):
 
     def _accumulators(self, places: Sequence[int]) -> list[Tensor] | None:
         return [self.accumulators[place] for place in places]
+
+    def _check_tensors(self, place: int, name: str) -> None:
+        """See `FusedOptimizer._check_tensors`: the accumulators are the user's to restore."""
+        super()._check_tensors(place, name)
+        own, rows = self.accumulators[place], self.tables[place].shape[0]
+        if own.dtype != torch.float32 or own.shape != (rows,) or not own.is_contiguous():
+            raise InputError(
+                f"accumulators[{place}] of the optimizer is {list(own.shape)}, {own.dtype}, with "
+                f"strides {list(own.stride())}; contiguous float32 [{rows}] is needed for {name}"
+            )
 
     def _tensors_of(self, place: int) -> dict[str, Tensor]:
         return {**super()._tensors_of(place), f"accumulators[{place}]": self.accumulators[place]}
@@ -306,6 +321,8 @@ def _checked_rate(value: Any, tables: Sequence[Tensor]) -> float | Tensor:
                     f"lr is on {value.device}, tables[{i}] is on {table.device}; give one device"
                 )
         return value.detach().reshape(())
-    if not (_is_number(value) and 0 <= value < math.inf):
-        raise InputError(f"lr={shown(value)}: a finite number of 0 or more, or a tensor, is needed")
+    if not (_is_number(value) and 0 <= value <= _MOST):
+        raise InputError(
+            f"lr={shown(value)}: a number from 0 to {_MOST:.2g}, or a tensor, is needed"
+        )
     return float(value)

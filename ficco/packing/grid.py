@@ -282,7 +282,7 @@ def _row_updates(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
                 _segments(arrays, tables, matrix(64, 64, dtype), weighted)
             )
     for cols in _POOLED:
-        for weighted, dim in ((False, cols), (True, cols), (False, cols - 3)):
+        for weighted, dim in product((False, True), (cols, cols - 3)):
             rows = matrix(64, dim, dtype)
             found = _segments(arrays, 1, rows, weighted)
             carry = arrays.empty(1, "float32")

@@ -181,7 +181,7 @@ def refusals() -> None:
         try:
             row_updates.list_lookups(lists, batch, 1, arrays)
         except EngineError as error:
-            assert "32 tables, and 2147483647 lookups and bags" in str(error), error
+            assert "32 tables, and 2113929216 lookups and bags" in str(error), error
         else:
             raise AssertionError(f"{count} tables of {batch} bags")
 

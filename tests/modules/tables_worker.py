@@ -229,6 +229,26 @@ def fused(rank: int, world: int) -> None:
             adagrad(each, about)
 
 
+def layouts(rank: int, world: int) -> None:
+    """Indices and starts whose entries are not adjacent, and tables that share memory."""
+    each = case(rank, world, torch.float32, [2] * world, None)
+    apart = [[torch.stack([a, -a], 1)[:, 0] for a in given] for given in each[1:3]]
+    assert not any(a.is_contiguous() for a in apart[0] if len(a) > 1)
+    each = each._replace(indices=apart[0], starts=apart[1])
+    sgd(each, "entries that are not adjacent")
+    each.run()
+    for table, wanted in zip(each.tables, each.wanted, strict=True):
+        assert table.grad is not None
+        near(table.grad, wanted, "dense gradients of entries that are not adjacent")
+    whole = draw(1, 7, DIM)
+    shared = [whole[:3].requires_grad_(), whole.detach()[:7].requires_grad_()]
+    each = case(rank, world, torch.float32, [2] * world, None)._replace(tables=shared)
+    was = whole.detach().double()
+    each.run(optimizer=ficco.FusedSGD(shared, 0.5))
+    was[:3] -= 0.5 * each.wanted[0]
+    near(whole.detach(), was - 0.5 * each.wanted[1], "tables that share memory")
+
+
 def reset(each: Case) -> list[Tensor]:
     """Set the tables to values that their dtype has, and return these in float64."""
     for i, table in enumerate(each.tables):
@@ -361,6 +381,7 @@ def arguments(rank: int, world: int) -> None:
         (run(optimizer=ficco.FusedSGD(other, 0.5)), "is not one of the 2 tables"),
         (lambda: ficco.FusedSGD(each.tables, -1), "lr=-1"),
         (lambda: ficco.FusedSGD(each.tables, bad), "lr='yes'"),
+        (lambda: ficco.FusedSGD(each.tables, 1e39), "lr=1e+39: a number from 0 to 3.4e+38"),
         (lambda: ficco.FusedSGD(each.tables, torch.ones(2)), "one element"),
         (lambda: ficco.FusedSGD(each.tables, torch.ones((), device="meta")), "lr is on meta"),
         (lambda: ficco.FusedSGD(each.tables[0], 1), "Tensor found; a list"),
@@ -390,6 +411,11 @@ def moved(rank: int, world: int) -> None:
     ficco.reset()
     with patch.object(sgd, "_lr", rate.to(away)):
         refused(lambda: each.pooled(optimizer=sgd), f"lr is on {away}; {words}")
+    ficco.reset()
+    adagrad.accumulators[1] = torch.zeros(
+        adagrad.tables[1].shape[0], dtype=torch.float16, device=DEVICE
+    )
+    refused(lambda: each.pooled(optimizer=adagrad), "torch.float16, with strides [1]; contiguous")
     ficco.reset()
     if DEVICE.type == "cuda":
         _moved_by_torch(each, words)
@@ -473,7 +499,7 @@ def disabled(rank: int, world: int) -> None:
 def checks(world: int) -> list[Callable[[int, int], None]]:
     """Return what so many ranks check on this device."""
     found: list[Callable[[int, int], None]] = [
-        sparse, dense, nothing, with_optimizers, fused, again, arguments, moved, disabled,
+        sparse, dense, nothing, with_optimizers, fused, layouts, again, arguments, moved, disabled,
     ]  # fmt: skip
     if DEVICE.type == "cuda":  # ranks that share GPUs have no NCCL, and so no captures
         return [*found, captured] if world <= torch.cuda.device_count() else found

@@ -46,6 +46,7 @@ struct AwaitedWord {
 struct WatchedCalls {
     std::shared_ptr<const GpuWindow> window;
     std::vector<AwaitedWord> awaited;
+    bool by_kernel = false;  // whether one kernel waits for all, and reports one that it misses
 };
 
 class GpuWatch {

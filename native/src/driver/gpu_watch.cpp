@@ -208,7 +208,8 @@ void GpuWatch::look_at_told() {
         const std::lock_guard lock(mutex_);
         for (const auto& [number, calls] : calls_) {
             for (const AwaitedWord& awaited : calls.awaited) {
-                if (awaited.lane != AwaitedWord::kMissed || awaited.index != index) continue;
+                const bool reports = awaited.lane == AwaitedWord::kMissed || calls.by_kernel;
+                if (!reports || awaited.index != index) continue;
                 failure.step = awaited.step;
                 failure.expected = awaited.value;
                 window = calls.window;

@@ -49,6 +49,11 @@ std::vector<std::string> loaded_libraries() {
     return paths;
 }
 
+std::string load_error() {
+    const char* text = dlerror();
+    return text == nullptr ? "no reason is given" : text;
+}
+
 void* open_handle() {
     const std::vector<std::string> loaded = loaded_libraries();
     if (loaded.size() > 1) {
@@ -59,12 +64,12 @@ void* open_handle() {
     if (!loaded.empty()) {
         void* handle = dlopen(loaded[0].c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
         if (handle != nullptr) return handle;
-        throw GpuError(loaded[0] + " is loaded, and cannot be opened again: " + dlerror());
+        throw GpuError(loaded[0] + " is loaded, and cannot be opened again: " + load_error());
     }
     std::string reason;
     for (const char* name : kFileNames) {
         if (void* handle = dlopen(name, RTLD_NOW | RTLD_LOCAL); handle != nullptr) return handle;
-        reason += (reason.empty() ? "" : "; ") + std::string(dlerror());
+        reason += (reason.empty() ? "" : "; ") + load_error();
     }
     throw GpuError("no HIP library is found (" + reason +
                    "); install ROCm 6.1 or later, or PyTorch for ROCm");

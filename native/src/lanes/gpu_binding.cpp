@@ -103,7 +103,8 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             const int lane = op.kind == Op::Kind::missed ? AwaitedWord::kMissed : op.lane;
             const bool apart = op.kind == Op::Kind::wait && op.word.how == Raising::store;
             WatchedCalls& calls =
-                apart ? by_step.try_emplace(op.step, window_).first->second : watched;
+                apart ? by_step.try_emplace(op.step, WatchedCalls{window_, {}, true}).first->second
+                      : watched;
             calls.awaited.push_back({lane, op.step, op.word.index,
                                      op.word.digest ? digest_ : op.word.value, op.word.other_copy});
         }

@@ -248,7 +248,7 @@ void GpuProgram::run(const GpuAction& action) {
 // The watchdog finds that a wait lasts too long, and stops it. The kernel's own limit is for a
 // device that does not do what the watchdog asks.
 void GpuProgram::await(int step, std::span<const AwaitedValue> words) {
-    constexpr double kLimits = 2.0;  // time limits of the group
+    constexpr double kLimits = 10.0;  // time limits of the group: peers may prepare kernels
     GpuWatch& watch = rank_->watch();
     const int rank = rank_->rank();
     const double limit_s = kLimits * rank_->group().timeout_s() + GpuWatch::kAnswersWithinS;
