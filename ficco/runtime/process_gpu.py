@@ -383,6 +383,8 @@ class CudaProcessRuntime(ProcessRuntime):
     def _move_to(self, group: shared_memory.Group) -> None:
         try:
             device = cuda.Device(self.device.index, group, self.rank)
+            if device.wait == "kernel":  # the first program may be bound in a capture
+                device.stop_word(self._compute)
             place = _Place(group, device, self._window_in(self._next_memory))
         except BaseException:
             for failing in (group, *self._groups):
