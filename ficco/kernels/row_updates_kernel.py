@@ -112,7 +112,7 @@ def find_segments(  # noqa: PLR0913 - a kernel's arguments are its interface
     sorted_bags, sorted_factors: receive bags and factors in the order of the keys.
     places, squares_at: receive the address of each segment's row, and that of its accumulator.
     tables, pitches, firsts, accumulators: per table its address, bytes from row to row, key of its
-        first row, and address of the accumulators, float32 [rows], or 0. Keys rise.
+        first row, and address of the accumulators, float32 [rows], or 0. These keys rise.
     """
     begin = tl.program_id(0) * TILE
     at = begin + tl.arange(0, TILE)

@@ -18,7 +18,7 @@ from ficco.errors import EngineError
 from ficco.kernels import row_updates
 from ficco.kernels.arrays import library_of
 from ficco.modules.routes import is_observed
-from ficco.modules.table_gradients import Pools
+from ficco.modules.table_gradients import Pools, factors_of
 
 __all__ = ["Looked", "can_update", "prepare_updates", "warn_without_kernels"]
 
@@ -141,34 +141,8 @@ def _segments(
         return None
     keys, bags = row_updates.list_lookups(lists, batch, looked.across, arrays)
     ordered, order = torch.sort(keys, stable=True)
-    factors = _factors(pools, chosen, bags, looked.across)
+    owns = torch.split(bags // looked.across, [each.indices.shape[0] for each in lists])
+    factors = factors_of(pools.of(chosen), owns) if any(m != "sum" for m in pools.modes) else None
     return row_updates.find_segments(
         row_updates.SortedLookups(ordered, order, bags, factors), targets, arrays
     )
-
-
-def _factors(pools: Pools, chosen: range, bags: Tensor, across: int) -> Tensor | None:
-    """Return the factors of the lookups of some tables, or None if all are 1.
-
-    Args:
-        pools: of all tables.
-        chosen: the tables.
-        bags: of the lookups of the chosen tables, as `row_updates.list_lookups` returns them.
-        across: as of `Looked`.
-    """
-    modes = [pools.modes[i] for i in chosen]
-    if not set(modes) - {"sum"}:
-        return None
-    found, begin = [], 0
-    for i, mode in zip(chosen, modes, strict=True):
-        own = bags[begin : begin + len(pools.indices[i])]
-        begin += len(own)
-        if mode == "weighted":
-            found.append(pools.weights[i].float())
-        elif mode == "mean":
-            start = pools.starts[i]
-            sizes = torch.diff(start, append=start.new_full((1,), len(own)))
-            found.append(sizes.float().reciprocal()[own // across])
-        else:
-            found.append(torch.ones_like(own, dtype=torch.float32))
-    return torch.cat(found)

@@ -7,14 +7,13 @@ the device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from ficco.private.torch_core import sample_gradient
 
-__all__ = ["Lookups", "Pools", "packed", "select_tables", "weight_gradients"]
+__all__ = ["Lookups", "Pools", "factors_of", "packed", "select_tables", "weight_gradients"]
 
 Tensor = torch.Tensor
 
@@ -80,6 +79,30 @@ class Pools(NamedTuple):
         )
 
 
+def factors_of(pools: Pools, bags: Sequence[Tensor]) -> Tensor | None:
+    """Return what the gradient of each lookup's bag is multiplied with, float32 [all lookups].
+
+    Args:
+        pools: of the tables, with a bag at least.
+        bags: per table [lookups], the number of the bag of each lookup, int32 or int64.
+
+    Returns:
+        The factors, table by table; None if all are 1.
+    """
+    if not set(pools.modes) - {"sum"}:
+        return None
+    found = []
+    for place, (mode, start, own) in enumerate(zip(pools.modes, pools.starts, bags, strict=True)):
+        if mode == "weighted":
+            found.append(pools.weights[place].float())
+        elif mode == "mean":
+            sizes = torch.diff(start, append=start.new_full((1,), len(own)))
+            found.append(sizes.float().reciprocal()[own])
+        else:
+            found.append(torch.ones_like(own, dtype=torch.float32))
+    return torch.cat(found)
+
+
 class Lookups:
     """The lookups of some tables.
 
@@ -118,34 +141,12 @@ class Lookups:
         bags = torch.searchsorted(begins, places, right=True) - 1  # of all tables
         self.factors = None
         if batch and set(modes) - {"sum"}:
-            self.factors = self._factors(begins, bags, modes, weights or {})
+            pools = Pools(self.indices, starts, heights, modes, weights or {})
+            owns = torch.split(bags % batch, [len(index) for index in self.indices])
+            self.factors = factors_of(pools, owns)
         if batch:
             bags = bags % batch * len(indices) + bags // batch
         self.rows = bags
-
-    def _factors(
-        self, begins: Tensor, bags: Tensor, modes: Sequence[str], weights: Mapping[int, Tensor]
-    ) -> Tensor:
-        """Return the factors.
-
-        Args:
-            begins: [tables x batch]: the first lookup of each bag, table by table.
-            bags: [all lookups]: the number of the lookup's bag among these.
-            modes: see `Pools`.
-            weights: see `Pools`.
-        """
-        edges = list(accumulate([len(index) for index in self.indices], initial=0))
-        sizes = torch.diff(begins, append=begins.new_full((1,), edges[-1]))
-        found = []
-        for place, mode in enumerate(modes):
-            own = bags[edges[place] : edges[place + 1]]
-            if mode == "weighted":
-                found.append(weights[place].float())
-            elif mode == "mean":
-                found.append(sizes[own].float().reciprocal())
-            else:
-                found.append(torch.ones_like(own, dtype=torch.float32))
-        return torch.cat(found)
 
     def keys(self) -> Tensor:
         """Return the lookups as rows of the tables, stacked one below the other."""

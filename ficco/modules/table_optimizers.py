@@ -62,8 +62,8 @@ class FusedOptimizer:
         """Return the places of a call's tables among those of the optimizer.
 
         Raises:
-            InputError: a table is not one of them, is given twice, cannot be updated, or has left
-                the device of the optimizer's tensors.
+            InputError: a table is not one of them, is given twice, or cannot be updated; or a
+                tensor of the optimizer does not fit the table.
         """
         known = {id(table): i for i, table in enumerate(self.tables)}
         places = []
@@ -81,7 +81,7 @@ class FusedOptimizer:
         return places
 
     def _check_tensors(self, place: int, name: str) -> None:
-        """Refuse a table that was moved to another device, where its update cannot be computed."""
+        """Refuse a table whose update cannot be computed with the optimizer's own tensors."""
         device = self.tables[place].device
         for about, own in self._tensors_of(place).items():
             if own.device != device:
@@ -168,7 +168,7 @@ class FusedSGD(FusedOptimizer):
         lr: as above; it may be set between steps.
 
     Raises:
-        InputError: a table cannot be updated, or lr is not a finite number of 0 or more.
+        InputError: a table cannot be updated, or lr is below 0 or more than float32 holds.
 
     Example:
         >>> table = torch.ones(9, 4, requires_grad=True)

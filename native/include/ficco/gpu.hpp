@@ -46,7 +46,7 @@ struct AwaitedValue {
 
 // A wait by a kernel for at most kMostStored words. It gives up when the word `stop` is not 0, or
 // after the limit; then it writes the largest number of a missing word to `missed`, if that word is
-// smaller, and fills the data with bytes of 1s, which are NaN. The word `lane` has the value `mark`
+// smaller, and fills the data with bytes 0xFF, which are NaN. The word `lane` has the value `mark`
 // from the kernel's begin to its end, and then 0.
 struct KernelWait {
     std::span<const AwaitedValue> words;
