@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
+from ficco.dtypes import INDEX_DTYPES
 from ficco.engines.wanted import DescribedKernels, launches_in
 from ficco.errors import EngineError
 from ficco.kernels import fallback, pack
@@ -131,12 +134,31 @@ def _lacked(problem: Problem, schedule: Schedule, gpus: _Gpus, packed: bool) -> 
 @lru_cache(maxsize=1024)
 def _launched(problem: Problem, schedule: Schedule, gpus: _Gpus) -> _Variants:
     variants: set[tuple[int, Variant]] = set()
-    for rank in _unlike(problem, schedule):
-        plan = lower_rank(problem, schedule, rank)
-        for capability, processors in gpus:
-            launches = launches_in(plan, DescribedKernels(capability, processors))
-            variants.update((capability, variant_of(launch)) for launch in launches)
+    for like in _alike(problem):
+        for rank in _unlike(like, schedule):
+            plan = lower_rank(like, schedule, rank)
+            for capability, processors in gpus:
+                launches = launches_in(plan, DescribedKernels(capability, processors))
+                variants.update((capability, variant_of(launch)) for launch in launches)
     return frozenset(variants)
+
+
+def _alike(problem: Problem) -> list[Problem]:
+    """Return problems that together need the kernels of every rank's version of a problem.
+
+    A rank does not know how its peers pool, and with which integers. So the result depends only on
+    what the ranks agree on: `Problem.agreed`.
+    """
+    if not problem.flow.pools:
+        return [problem]
+    ones = tuple([(1,) * len(tables) for tables in problem.tables])
+    return [
+        replace(
+            problem, tables=ones, lookups=ones, index_dtype=integers,
+            modes=tuple([(mode,) * len(tables) for tables in ones]),
+        )
+        for mode, integers in product(("sum", "weighted"), INDEX_DTYPES)  # means are as sums
+    ]  # fmt: skip
 
 
 def _unlike(problem: Problem, schedule: Schedule) -> list[int]:
@@ -151,6 +173,7 @@ def _unlike(problem: Problem, schedule: Schedule) -> list[int]:
             problem.rows[rank],
             tuple([output.columns[rank] for output in problem.outputs]),
             problem.depths[rank] if problem.depths else 0,
+            len(problem.tables[rank]) if problem.tables else 0,
         ): rank
         for rank in ranks
     }

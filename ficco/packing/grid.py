@@ -77,7 +77,7 @@ _ROW_PARALLEL = (
     (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (16384, 16384), (16384, 53248),
 )  # fmt: skip
 _SUMMED = range(8)  # slots of a sum over ranks
-_WAYS = (("sum", "int64"), ("sum", "int32"), ("weighted", "int64"))  # to pool; means are as sums
+_WAYS = tuple(product(("sum", "weighted"), ("int64", "int32")))  # to pool; means are as sums
 _POOLED = (16, 32, 64, 128, 256)  # columns that a program of a pooling takes
 
 

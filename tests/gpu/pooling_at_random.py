@@ -144,7 +144,8 @@ class Player:
     def hold(self, y: torch.Tensor, problem: Problem, lookups: Lookups) -> None:
         """Count the elements of a result that are wrong."""
         want, size = self.exact(problem, lookups)
-        bound = torch.finfo(y.dtype).eps * want.abs() + 1e-5 * size + 1e-9
+        kind = torch.finfo(y.dtype)  # with the distance of subnormal values
+        bound = kind.eps * (want.abs() + kind.smallest_normal) + 1e-5 * size + 1e-9
         self.wrong += (~((y.double() - want).abs() <= bound)).sum()
 
     def step(self) -> None:

@@ -19,7 +19,7 @@ from ficco.kernels.variants import variant_of  # noqa: E402
 from ficco.lowering import lower_rank  # noqa: E402
 from ficco.machine import Machine  # noqa: E402
 from ficco.modules import auto  # noqa: E402
-from ficco.problem import Problem  # noqa: E402
+from ficco.problem import Output, Problem  # noqa: E402
 from ficco.schedule import Schedule  # noqa: E402
 
 GPUS = ((90, 132),)
@@ -108,3 +108,36 @@ def test_ranks_that_stand_for_all_want_all_kernels(world: int) -> None:
             }
             found = group_kernels._launched(problem, schedule, GPUS)
             assert {variant for _, variant in found} == want, (op, name, m)
+
+
+@pytest.mark.parametrize("dimension", [64, 61])
+def test_ranks_that_pool_differently_have_the_same_kernels(dimension: int) -> None:
+    """A rank knows only its own tables: how they pool, with which integers, and their sizes."""
+    counts, schedule = (0, 3, 9), Schedule.named("pool_sm").resolve(3, Machine.named("h200x8"))
+
+    def of_rank(rank: int, modes: tuple[str, ...], integers: str) -> Problem:
+        entries: dict[str, Any] = {}
+        for name, other, own in (("tables", 1, 50), ("lookups", 0, 30), ("modes", "sum", "")):
+            rows: list[Any] = [(other,) * count for count in counts]
+            rows[rank] = modes if name == "modes" else (own,) * counts[rank]
+            entries[name] = tuple(rows)
+        output = Output((dimension,) * 3)
+        return Problem("embedding_all_to_all", 3, (5, 5, 4), 1, (output,), "float32",
+                       index_dtype=integers, **entries)  # fmt: skip
+
+    found = {
+        group_kernels._launched(problem, schedule, GPUS)
+        for problem in (
+            of_rank(0, (), "int64"),
+            of_rank(1, ("weighted", "mean", "sum"), "int32"),
+            of_rank(1, ("sum",) * 3, "int64"),
+            of_rank(2, ("weighted",) * 9, "int64"),
+        )
+    }
+    assert len(found) == 1
+    kernels, want = DescribedKernels(*GPUS[0]), set()
+    for problem in (of_rank(1, ("weighted", "mean", "sum"), "int32"), of_rank(0, (), "int64")):
+        for rank in range(3):
+            launches = launches_in(lower_rank(problem, schedule, rank), kernels)
+            want |= {variant_of(launch) for launch in launches}
+    assert want <= {variant for _, variant in found.pop()}
