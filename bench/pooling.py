@@ -1,10 +1,10 @@
 """Compare ways to pool bags of 8 embedding tables on one GPU, as fractions of the memory's rate.
 
-The ways are ficco's launch for all tables, ficco's launch for each table, and PyTorch's
-embedding_bag for each table. The memory's rate is that of a large copy, with its reads and writes.
-A way's rate counts the rows, indices and offsets that it reads and the sums that it writes, each
-time. Indices are uniformly random. Calls are captured, and each call of a graph has other indices,
-more than the L2 holds in total. Every result is compared with float64 sums.
+The ways are ficco's launch for all tables, and PyTorch's embedding_bag for each table. The memory's
+rate is that of a large copy, with its reads and writes. A way's rate counts the rows, indices and
+offsets that it reads and the sums that it writes, each time. Indices are uniformly random. Calls
+are captured, and each call of a graph has other indices, more than the L2 holds in total. Every
+result is compared with float64 sums.
 
     python bench/pooling.py --out bench/results
     python bench/pooling.py --tune --out bench/results       # try tiles of the first way
@@ -28,20 +28,19 @@ import torch
 from naming import machine_name
 from record import gpus, spread, surroundings
 
+from ficco.engines.wanted import matrix
 from ficco.errors import EngineError
 from ficco.kernels import fallback
-from ficco.kernels.arrays import Described, DescribedArrays
+from ficco.kernels.arrays import DescribedArrays
 from ficco.kernels.pooled_tables import (
     Pooled,
-    PooledTable,
     PoolingTile,
     choose_tile,
     launch_of,
     pool,
     prepare,
 )
-from ficco.kernels.pooling import launch_of as pool_each_launch
-from ficco.kernels.pooling import pool_bags
+from ficco.kernels.table_operands import TableOperands
 from ficco.kernels.variants import variant_of
 
 TABLES, ROUNDS = 8, 11
@@ -69,6 +68,11 @@ class Case(NamedTuple):
     dim: int
     batch: int
     pooling: int
+
+    @property
+    def name(self) -> str:
+        """Name of the dtype."""
+        return str(DTYPES[self.dtype]).removeprefix("torch.")
 
     @property
     def row_bytes(self) -> int:
@@ -150,35 +154,28 @@ class Bench:
             indices.append(drawn.to(self.kind))
         return Lookups(indices, offsets)
 
-    def prepared(self, case: Case, lookups: Sequence[Lookups]) -> list[Pooled]:
-        """Return what each call of `pool` needs."""
+    def prepared(self, case: Case) -> Pooled:
+        """Return what all calls of `pool` need."""
+        return prepare([case.dim] * TABLES, ["sum"] * TABLES, case.name, self.device)
+
+    def operands(
+        self, case: Case, lookups: Sequence[Lookups], target: torch.Tensor
+    ) -> list[TableOperands]:
+        """Return the operands of each call of `pool`."""
         return [
-            prepare([
-                PooledTable(*each)
-                for each in zip(self.tables(case), one.indices, one.offsets, strict=True)
-            ])
+            TableOperands(
+                self.tables(case), [each[None] for each in one.indices],
+                [each[None] for each in one.offsets], target, [None] * TABLES,
+            )
             for one in lookups
         ]  # fmt: skip
 
     def ways(self, case: Case, lookups: Sequence[Lookups], target: torch.Tensor) -> Iterator[Way]:
         """Yield each way's name, and its calls."""
-        tables, bags = self.tables(case), (0, case.batch)
-        pooled = self.prepared(case, lookups)
-        yield "all_tables", [partial(pool, each, bags, target) for each in pooled]
-        parts = target.split(case.dim, dim=1)
-        if self.kind == torch.int64:
-            yield "each_table", [partial(pool_each, tables, one, bags, parts) for one in lookups]
+        tables, pooled = self.tables(case), self.prepared(case)
+        operands = self.operands(case, lookups, target)
+        yield "all_tables", [partial(pool, pooled, each) for each in operands]
         yield "torch", [partial(by_torch, tables, one) for one in lookups]
-
-
-def pool_each(
-    tables: Sequence[torch.Tensor],
-    lookups: Lookups,
-    bags: tuple[int, int],
-    parts: Sequence[torch.Tensor],
-) -> None:
-    for table, indices, offsets, part in zip(tables, *lookups, parts, strict=True):
-        pool_bags(table, indices, offsets, bags, part)
 
 
 def by_torch(tables: Sequence[torch.Tensor], lookups: Lookups) -> list[torch.Tensor]:
@@ -282,7 +279,7 @@ def compare(bench: Bench, options: argparse.Namespace, limit: float) -> dict[str
     """Measure all cases, and print a line for the poolings of each batch."""
     cases, left = [], []
     compile_tiles(bench, chosen(options), options)
-    print("fractions of the memory's rate: all tables in one launch / each table / PyTorch")
+    print("fractions of the memory's rate: all tables in one launch / PyTorch")
     groups = itertools.groupby(chosen(options), key=lambda case: case[:4])
     for (dtype, rows, dim, batch), group in groups:
         line = f"{dtype} {rows:>8} x {dim:<4} batch {batch:<6}"
@@ -292,8 +289,8 @@ def compare(bench: Bench, options: argparse.Namespace, limit: float) -> dict[str
                 continue
             cases.append(measure(bench, case))
             rates, failed = cases[-1]["of_memory"], cases[-1]["failed"]
-            shown = [f"{rates[way]:.2f}" if way in rates else "-" for way in
-                     ("all_tables", "each_table", "torch")]  # fmt: skip
+            ways = "all_tables", "torch"
+            shown = [f"{rates[way]:.2f}" if way in rates else "-" for way in ways]
             line += f"| {case.pooling:>3}: {'/'.join(shown)}" + (f" {failed}" if failed else "")
         print(line, flush=True)
     aimed = [
@@ -315,10 +312,8 @@ def compare(bench: Bench, options: argparse.Namespace, limit: float) -> dict[str
 
 def tiles(dim: int, dtype: str) -> list[PoolingTile]:
     """Return the tiles to try, without a limit of programs."""
-    item = DTYPES[dtype].itemsize
-    described = Described(1 << 40, (64,), (1,), "int64")
-    table = Described(1 << 40, (64, dim), (dim, 1), str(DTYPES[dtype]).removeprefix("torch."))
-    cols = choose_tile([PooledTable(table, described, described)], 16 // item).cols
+    item, name = DTYPES[dtype].itemsize, str(DTYPES[dtype]).removeprefix("torch.")
+    cols = choose_tile((dim,), (0,), name).cols
     found = []
     for warps, lookups, more in itertools.product((1, 2, 4, 8), (2, 3, 4, 6, 8), (1, 2)):
         bags = max(32 * warps * 16 // item // cols, 1) * more
@@ -331,15 +326,15 @@ def tiles(dim: int, dtype: str) -> list[PoolingTile]:
 def compile_tiles(bench: Bench, cases: Sequence[Case], options: argparse.Namespace) -> None:
     """Compile the kernels of all tiles to measure, in parallel."""
     arrays, variants = DescribedArrays(bench.capability, bench.processors), []
-    numbers = Described(1 << 40, (64,), (1,), options.indices)
-    for dim, dtype in dict.fromkeys((case.dim, case.dtype) for case in cases):
-        matrix = Described(1 << 40, (64, dim), (dim, 1), str(DTYPES[dtype]).removeprefix("torch."))
+    numbers = [matrix(1, 64, options.indices)] * TABLES
+    for dim, dtype, name in dict.fromkeys((case.dim, case.dtype, case.name) for case in cases):
+        tables, target = [matrix(64, dim, name)] * TABLES, matrix(64, TABLES * dim, name)
+        operands = TableOperands(tables, numbers, numbers, target, [None] * TABLES)
         for tile in tiles(dim, dtype) if options.tune else [None]:
-            pooled = prepare([PooledTable(matrix, numbers, numbers)], tile=tile, arrays=arrays)
-            variants.append(variant_of(launch_of(pooled, (0, 64), matrix)))
-        if not options.tune:
-            one = pool_each_launch(matrix, numbers, numbers, (0, 64), matrix, arrays)
-            variants.append(variant_of(one))
+            pooled = prepare([dim] * TABLES, ["sum"] * TABLES, name, arrays, tile=tile)
+            launch = launch_of(pooled, operands)
+            assert launch is not None
+            variants.append(variant_of(launch))
     begun = time.monotonic()
     try:
         fallback.compile_together(variants, bench.capability)
@@ -355,18 +350,18 @@ def try_tiles(bench: Bench, case: Case) -> dict[PoolingTile, float]:
         case.batch, TABLES * case.dim, dtype=DTYPES[case.dtype], device=bench.device
     )
     want = exact(bench.tables(case), lookups[0], case.dim)
-    pooled = bench.prepared(case, lookups)
+    pooled = bench.prepared(case)
+    operands = bench.operands(case, lookups, target)
     tried = []
     for tile in tiles(case.dim, case.dtype):
         warps = (0, 16, 24, 32, 48)  # of a multiprocessor
         tried += [tile._replace(programs=w and max(w // tile.warps, 1)) for w in warps]
-    own = pooled[0].tile
+    own = pooled.tile
     size = case.bytes(lookups[0].count, bench.kind.itemsize)
     found: dict[PoolingTile, float] = {}
     for tile in dict.fromkeys([own, *tried]):
-        calls = [
-            partial(pool, each._replace(tile=tile), (0, case.batch), target) for each in pooled
-        ]
+        tiled = prepare(pooled.dims, pooled.modes, case.name, bench.device, tile=tile)
+        calls = [partial(pool, tiled, each) for each in operands]
         target.fill_(torch.nan)
         try:
             calls[0]()
@@ -454,8 +449,7 @@ def main() -> int:
     Path(options.out).mkdir(parents=True, exist_ok=True)
     path = Path(options.out, f"{name}_{machine_name(document)}.json")
     path.write_text(json.dumps(document, indent=1) + "\n")
-    own = {"all_tables", "each_table"}
-    return int(any(own & case["failed"].keys() for case in measured.get("cases", ())))
+    return int(any("all_tables" in case["failed"] for case in measured.get("cases", ())))
 
 
 if __name__ == "__main__":

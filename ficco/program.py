@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ficco.plan import Bag, Buffer, Region, Signal
+from ficco.plan import Bag, Buffer, Region, Signal, mode_of
 from ficco.tables import GatedPart, WholeTable, WindowRelease
 from ficco.target import Target
 
@@ -30,6 +30,7 @@ __all__ = [
     "Gemm",
     "Launch",
     "OneKernel",
+    "Pool",
     "Program",
     "Reduce",
     "SignalWrite",
@@ -127,6 +128,29 @@ class Reduce(NamedTuple):
     target: Region
 
 
+class Pool(NamedTuple):
+    """The same bags of several tables by one launch; the targets are columns of the same rows."""
+
+    bags: tuple[Bag, ...]
+
+    @property
+    def target(self) -> Region:
+        """The columns from the first target to the last one."""
+        lefts = [bag.target.col0 for bag in self.bags]
+        rights = [bag.target.col1 for bag in self.bags]
+        return self.bags[0].target._replace(col0=min(lefts), col1=max(rights))
+
+    @property
+    def sizes(self) -> tuple[list[int], list[str], list[int]]:
+        """Per table: its columns, its mode, and its first column in `target`."""
+        left = self.target.col0
+        return (
+            [bag.table.cols for bag in self.bags],
+            [mode_of(bag) for bag in self.bags],
+            [bag.target.col0 - left for bag in self.bags],
+        )
+
+
 class Gated(NamedTuple):
     """A gated GEMM. Regions are whole buffers; parts name rows and columns in them.
 
@@ -174,7 +198,7 @@ class OneKernel(NamedTuple):
     waits: tuple[tuple[str, tuple[Signal, ...]], ...]
 
 
-Work = Gemm | Sum | Reduce | Bag | Gated | OneKernel
+Work = Gemm | Sum | Reduce | Bag | Pool | Gated | OneKernel
 
 
 class Launch(NamedTuple):
@@ -239,15 +263,20 @@ def operands_of(work: Work) -> Iterator[Region]:
         if isinstance(value, Region):
             yield value
         elif isinstance(value, tuple):
-            yield from (item for item in value if isinstance(item, Region))
+            for item in value:
+                if isinstance(item, Region):
+                    yield item
+                elif isinstance(item, Bag):
+                    yield from operands_of(item)
 
 
-_KINDS: dict[type, str] = {Sum: "reduce", Reduce: "reduce", Bag: "bag"}
+_KINDS: dict[type, str] = {Sum: "reduce", Reduce: "reduce", Bag: "bag", Pool: "bag"}
 _KERNELS: dict[type, str] = {
     Gemm: "gemm",
     Sum: "sum",
     Reduce: "reduce",
     Bag: "bag",
+    Pool: "pool",
     Gated: "gated_gemm",
     OneKernel: "one_kernel",
 }

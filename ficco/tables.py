@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
-    "COUNTS", "GATES", "MOVES", "THREADS", "VACANT", "Arrived", "BagsReceived", "BagsSent",
-    "GatedPart", "GatherTable", "OneKernelChunk", "OneKernelTable", "OutputNames", "PoolTable",
-    "PullTable", "WholeTable", "WindowRelease",
+    "COUNTS", "GATES", "MOST_TABLES", "MOVES", "THREADS", "VACANT", "Arrived", "BagsReceived",
+    "BagsSent", "GatedPart", "GatherTable", "OneKernelChunk", "OneKernelTable", "OutputNames",
+    "PoolTable", "PullTable", "WholeTable", "WindowRelease",
 ]  # fmt: skip
 
 # 32 bits of vacant mailbox elements, which no rank sends. As two float16 or bfloat16 they are -0,
@@ -18,6 +18,7 @@ VACANT = 0x80008000
 COUNTS = 3  # int32 words with a rank's call counts of its mailbox
 THREADS = 32  # of a warp
 GATES = 4  # int32 words of the handshake; see `one_kernel_handshake`
+MOST_TABLES = 32  # tables of a launch that pools; it takes their addresses as parameters
 MOVES = 4  # blocks of rows that a program copies out of the window; see `one_kernel_pool`
 
 

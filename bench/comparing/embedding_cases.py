@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from pooling import exact
 
 import ficco
-from ficco.kernels.pooled_tables import PooledTable, pool, prepare
+from ficco.kernels.pooled_tables import pool, prepare
+from ficco.kernels.table_operands import TableOperands
 
 __all__ = ["Case", "Tables"]
 
@@ -70,11 +71,16 @@ class Case:
             for _ in range(self.calls)
         ]
         self.offsets = [starts.clone() for _ in tables]
-        self.pooled = [
-            prepare([PooledTable(*each) for each in zip(tables, one, self.offsets, strict=True)])
+        self.made = tables[0].new_empty(batch, self.width)
+        name = str(tables[0].dtype).removeprefix("torch.")
+        self.pooled = prepare([self.dim] * TABLES, ["sum"] * TABLES, name, device)
+        starts_of = [each[None] for each in self.offsets]
+        self.operands = [
+            TableOperands(
+                tables, [each[None] for each in one], starts_of, self.made, [None] * TABLES
+            )
             for one in self.indices
         ]
-        self.made = tables[0].new_empty(batch, self.width)
         self.arrived = tables[0].new_empty(world, self.part, self.width)
         self.want: torch.Tensor | None = None
 
@@ -90,7 +96,7 @@ class Case:
         )  # fmt: skip
 
     def _pool(self, i: int) -> torch.Tensor:
-        pool(self.pooled[i], (0, self.batch), self.made)
+        pool(self.pooled, self.operands[i])
         return self.made
 
     def _pool_nccl(self, i: int) -> torch.Tensor:

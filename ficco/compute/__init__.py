@@ -198,6 +198,32 @@ class DeviceKernels(Protocol):
     ) -> LaunchSpec:
         """Load the kernel and describe the launch, like `described`."""
 
+    def prepare_pool(
+        self, dims: Sequence[int], modes: Sequence[str], columns: Sequence[int], dtype: str
+    ) -> Any:
+        """Return the argument of `arm_pool`: bags of several tables in one launch.
+
+        Args:
+            dims: columns of each table.
+            modes: how each table is pooled, see `ficco.problem.MODES`.
+            columns: the result's first column of each table.
+            dtype: of the tables.
+
+        Raises:
+            InputError: the current stream is captured into a graph.
+        """
+
+    def arm_pool(self, prepared: Any, operands: PoolOperands, first: int) -> Callable[[], None]:
+        """Load the kernel and return a function that enqueues the launch, like `arm`.
+
+        first: the first bag; y of the operands has a row for each bag.
+        """
+
+    def described_pool(
+        self, prepared: Any, operands: PoolOperands, places: PoolOperands, first: int
+    ) -> LaunchSpec | None:
+        """Load the kernel and describe the launch, like `described`."""
+
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
     ) -> LaunchSpec | None:
@@ -241,7 +267,7 @@ class OneKernelOperands(NamedTuple):
 
 
 class PoolOperands(NamedTuple):
-    """Handles of the operands of a pooling and all-to-all in one launch, or their places.
+    """Handles of the operands of a launch that pools bags of several tables, or their places.
 
     Attributes:
         tables: the rank's tables.

@@ -25,8 +25,10 @@ from ficco.kernels import (
     one_kernel_all_reduce,
     one_kernel_gather,
     one_kernel_pool,
+    pooled_tables,
     pulled_all_reduce,
     summing,
+    table_operands,
 )
 from ficco.kernels.arrays import Address, Arrays, address, item_bytes, stride
 from ficco.kernels.native_launch import LaunchSpec, Pitch, Place, Slot
@@ -74,7 +76,7 @@ _KERNELS: dict[type, Any] = {
 def _whole_operands(prepared: Whole, operands: WholeOperands) -> Any:
     """Return operands in the form of the kernel's own module."""
     if isinstance(operands, PoolOperands):
-        return one_kernel_pool.Operands(*operands)
+        return table_operands.TableOperands(*operands)
     if prepared.kernel is one_kernel_gather:
         outputs = [one_kernel_gather.Matrices(*output) for output in operands.outputs]
         return one_kernel_gather.Operands(operands.x, outputs, operands.kept)
@@ -184,13 +186,47 @@ class OwnKernels:
         """See `DeviceKernels.described_one_kernel`."""
         launch = self.one_kernel_launch(prepared, operands)
         if isinstance(operands, PoolOperands) or isinstance(places, PoolOperands):
-            where = pool_places(launch, operands, places)
-            return _described(launch, where, one_kernel_pool.divisors_of(launch))
+            where = pool_places(launch, operands, places, "y") | {"copy": native_launch.Copy()}
+            return _described(launch, where, table_operands.divisors_of(launch, "y"))
         if prepared.kernel is pulled_all_reduce:
             return _described(launch, _pull_places(operands, places))
         return _described(
             launch, one_kernel_places(operands, places, prepared.kernel is one_kernel_gather)
         )  # fmt: skip
+
+    def prepare_pool(
+        self, dims: Sequence[int], modes: Sequence[str], columns: Sequence[int], dtype: str
+    ) -> pooled_tables.Pooled:
+        """See `DeviceKernels.prepare_pool`."""
+        self.check_allocates()
+        return pooled_tables.prepare(dims, modes, dtype, self.arrays(), columns)
+
+    def arm_pool(
+        self, prepared: pooled_tables.Pooled, operands: PoolOperands, first: int
+    ) -> Callable[[], None]:
+        """See `DeviceKernels.arm_pool`."""
+        launch = self.pool_launch(prepared, operands, first)
+        return _nothing if launch is None else loading.prepared(launch)
+
+    def pool_launch(
+        self, prepared: pooled_tables.Pooled, operands: PoolOperands, first: int
+    ) -> Launch | None:
+        """Return the launch that `arm_pool` enqueues, or None."""
+        return pooled_tables.launch_of(prepared, table_operands.TableOperands(*operands), first)
+
+    def described_pool(
+        self,
+        prepared: pooled_tables.Pooled,
+        operands: PoolOperands,
+        places: PoolOperands,
+        first: int,
+    ) -> LaunchSpec | None:
+        """See `DeviceKernels.described_pool`."""
+        launch = self.pool_launch(prepared, operands, first)
+        if launch is None:
+            return None
+        where = pool_places(launch, operands, places, "target")
+        return _described(launch, where, table_operands.divisors_of(launch, "target"))
 
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
@@ -266,18 +302,17 @@ def one_kernel_places(
     return by_name
 
 
-def pool_places(launch: Launch, operands: Any, places: Any) -> dict[str, Place]:
-    """Return the places of the arguments of a pooling and all-to-all in one launch, by name.
+def pool_places(launch: Launch, operands: Any, places: Any, target: str) -> dict[str, Place]:
+    """Return the places of the arguments of a launch that pools bags of several tables, by name.
 
     Args:
         launch: the launch; its tuples repeat their first element.
         operands: handles; a matrix of indices that is empty has no pitch.
         places: places of the operands.
+        target: the name of the argument that is the result.
     """
     item, y = item_bytes(operands.y), places.y
-    by_name: dict[str, Place] = {
-        "y": y, "y_stride": Pitch(y.slot, item), "copy": native_launch.Copy()
-    }  # fmt: skip
+    by_name: dict[str, Place] = {target: y, f"{target}_stride": Pitch(y.slot, item)}
     for i in range(len(launch.arguments["tables"])):
         j = i if i < len(places.tables) else 0
         table, indices, offsets = (
@@ -285,7 +320,7 @@ def pool_places(launch: Launch, operands: Any, places: Any) -> dict[str, Place]:
         )
         by_name |= {f"tables.{i}": table, f"indices.{i}": indices, f"offsets.{i}": offsets}
         if i < len(launch.arguments["weights"]):
-            given = one_kernel_pool.filled_weights(places.weights, y)
+            given = table_operands.filled_weights(places.weights, y)
             by_name[f"weights.{i}"] = given[i]
         if places.tables:
             by_name[f"strides.{i}"] = Pitch(table.slot, item)

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ficco.compute.torch_bags import pooled_bags
+
 __all__ = ["TorchCompute"]
 
 # Inputs may be read-only; ficco never writes to them.
@@ -72,11 +74,5 @@ class TorchCompute:
         starts = offsets[first:last]
         begin = int(starts[0])
         end = int(offsets[last]) if last < len(offsets) else len(indices)
-        pooled = torch.nn.functional.embedding_bag(
-            indices[begin:end],
-            table.float(),
-            starts - begin,
-            mode="mean" if mean else "sum",
-            per_sample_weights=None if weights is None else weights[begin:end],
-        )
-        target.copy_(pooled)
+        factors = None if weights is None else weights[begin:end]
+        target.copy_(pooled_bags(table, indices[begin:end], starts - begin, factors, mean))

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from ficco.compute import DeviceKernels, Slots
+from ficco.compute.torch_bags import pooled_bags
 from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.compute.torch_kernels import TorchKernels
 from ficco.dtypes import ALL
 from ficco.errors import EngineError
-from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
 from ficco.private.torch_core import (
     REDUCED_PRECISION,
@@ -216,17 +216,9 @@ class TorchDeviceCompute:
         mean: bool = False,
     ) -> None:
         """See `DeviceCompute.bag`."""
-        try:
-            pool_bags(table, indices, offsets, bags, target, weights, mean)
-        except EngineError as reason:
-            _warn(str(reason))
-            first, last = bags
-            if last > first and table.shape[1]:
-                pooled = torch.nn.functional.embedding_bag(
-                    indices, table.float(), offsets, mode="mean" if mean else "sum",
-                    per_sample_weights=weights,
-                )  # fmt: skip
-                target.copy_(pooled[first:last])
+        first, last = bags
+        if last > first and table.shape[1]:
+            target.copy_(pooled_bags(table, indices, offsets, weights, mean)[first:last])
 
     def fill_nan(self, handle: torch.Tensor) -> None:
         """See `DeviceCompute.fill_nan`."""

@@ -1,6 +1,7 @@
 """The launches of a bound program that native code makes by itself: ficco's own kernels.
 
-They are gated GEMMs, sums over ranks, and whole calls whose copies are stores by a kernel.
+They are gated GEMMs, sums over ranks, poolings of several tables, and whole calls whose copies are
+stores by a kernel.
 
 A launch is described once per layout of the matrices: for example again for a transposed weight or
 an address that is not a multiple of 16. Python launches what native code cannot, with a warning.
@@ -8,6 +9,7 @@ an address that is not a multiple of 16. Python launches what native code cannot
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -29,8 +31,8 @@ from ficco.engines.library_calls import View
 from ficco.engines.window_layout import COPIES, Window
 from ficco.errors import EngineError, InputError
 from ficco.kernels.native_launch import Copy, LaunchSpec, Signal, Slot
-from ficco.plan import SIGNALS_PER_COPY, Region
-from ficco.program import Gated, OneKernel, Program, Sum
+from ficco.plan import SIGNALS_PER_COPY, Buffer, Region
+from ficco.program import Gated, OneKernel, Pool, Program, Sum
 from ficco.tables import GatherTable, OneKernelTable, PoolTable
 
 __all__ = ["Launches"]
@@ -86,6 +88,7 @@ class Launches:
         }
         self._gated: dict[int, tuple[Gated, Any]] = {}
         self._sums: dict[int, Sum] = {}
+        self._pools: dict[int, tuple[Pool, Any]] = {}
         self._whole: tuple[OneKernel, Any] | None = None
         operands: set[tuple[str, bool]] = set()  # second operands, and whether they are transposed
         for number, segment in enumerate(encoded.segments):
@@ -98,6 +101,8 @@ class Launches:
                 operands.update((names.w, names.turned) for names in work.table.outputs)
             elif isinstance(work, Sum):
                 self._sums[number] = work
+            elif isinstance(work, Pool):
+                self._pools[number] = work, self._prepared_pool(work, buffers)
         self._operands = sorted(
             (self._slots[program.rank, name], name, turned) for name, turned in operands
         )
@@ -146,17 +151,24 @@ class Launches:
 
         Call it after `place` and before any stream waits.
         """
-        wanted = bool(self._gated or self._sums or self._whole) and not self._unknown
+        wanted = bool(self._gated or self._sums or self._pools or self._whole)
+        wanted = wanted and not self._unknown
         if wanted and not (self.native and self._program.fits(addresses, pitches)):
             self._set(view, copy, addresses, pitches)
         if self._whole is not None and not self.native:
             work, prepared = self._whole
             return {0: self._kernels.arm_one_kernel(prepared, self._handles(work, view), copy)}
-        return {
+        armed = {
             number: self._kernels.arm(prepared, self._operands_of(work, view, copy))
             for number, (work, prepared) in self._gated.items()
             if number not in self.native
         }
+        for number, (pool, prepared) in self._pools.items():
+            if number not in self.native:
+                with contextlib.suppress(EngineError):  # the library pools, table after table
+                    operands = self._pool_operands(pool, view)
+                    armed[number] = self._kernels.arm_pool(prepared, operands, _first(pool))
+        return armed
 
     def _set(self, view: View, copy: int, addresses: list[int], pitches: list[int]) -> None:
         """Pass native code the launches for matrices of this layout."""
@@ -195,7 +207,22 @@ class Launches:
             specs[0] = self._kernels.described_one_kernel(prepared, handles, where)
         for number, total in self._sums.items():
             specs[number] = self._described_sum(total, view)
+        for number, (pool, prepared) in self._pools.items():
+            bags, where = (self._pool_operands(pool, of) for of in (view, self._place_of))
+            specs[number] = self._kernels.described_pool(prepared, bags, where, _first(pool))
         return specs
+
+    def _prepared_pool(self, work: Pool, buffers: Mapping[str, Buffer]) -> Any:
+        dtype = buffers[work.bags[0].table.buffer].dtype
+        return self._kernels.prepare_pool(*work.sizes, dtype)
+
+    def _pool_operands(self, work: Pool, of: Callable[[Region], Any]) -> PoolOperands:
+        """Return `of` applied to every matrix; offsets are whole, since bags end at the next."""
+        tables = [of(bag.table) for bag in work.bags]
+        indices = [of(bag.indices) for bag in work.bags]
+        offsets = [of(self._matrices[bag.bags.buffer]) for bag in work.bags]
+        weights = [None if bag.weights is None else of(bag.weights) for bag in work.bags]
+        return PoolOperands(tables, indices, offsets, of(work.target), weights)
 
     def _one_kernel(self, work: OneKernel, of: Callable[[Region], Any]) -> WholeOperands:
         """Return `of` applied to every matrix of a call that is one kernel."""
@@ -265,3 +292,8 @@ class Launches:
             region.col0 * self._item[region.buffer],
             bool(region.copy),
         )
+
+
+def _first(work: Pool) -> int:
+    """Return the first bag of a launch."""
+    return work.bags[0].bags.col0

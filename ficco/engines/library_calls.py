@@ -12,7 +12,7 @@ from typing import Any
 from ficco.compute import DeviceCompute, Slots
 from ficco.errors import EngineError
 from ficco.plan import Buffer, Region
-from ficco.program import Bag, Gemm, Reduce, Sum, Work
+from ficco.program import Bag, Gemm, Pool, Reduce, Sum, Work
 
 __all__ = ["Call", "View", "call_of", "whole_product"]
 
@@ -38,7 +38,9 @@ def call_of(work: Work, buffers: dict[str, Buffer]) -> Call:
         reads, target = work
         return lambda compute, view: compute.reduce([view(r) for r in reads], view(target))
     if isinstance(work, Bag):
-        return _bag(work, buffers[work.bags.buffer].cols)
+        return _bag(work, buffers)
+    if isinstance(work, Pool):
+        return _pool(work, buffers)
     raise EngineError(f"no library call does {type(work).__name__}; a kernel of ficco does")
 
 
@@ -98,7 +100,18 @@ def _sum(total: Sum) -> Call:
     return call
 
 
-def _bag(bag: Bag, columns: int) -> Call:
+def _pool(pool: Pool, buffers: dict[str, Buffer]) -> Call:
+    calls = [_bag(bag, buffers) for bag in pool.bags]
+
+    def call(compute: DeviceCompute, view: View) -> None:
+        for each in calls:
+            each(compute, view)
+
+    return call
+
+
+def _bag(bag: Bag, buffers: dict[str, Buffer]) -> Call:
+    columns = buffers[bag.bags.buffer].cols
     offsets = bag.bags._replace(col0=0, col1=columns)  # a bag ends where the next begins
 
     def call(compute: DeviceCompute, view: View) -> None:

@@ -24,7 +24,7 @@ from ficco.kernels.arrays import Address, Arrays, Described, DescribedArrays
 from ficco.kernels.variants import Launch
 from ficco.passes import compile_plan
 from ficco.plan import RankPlan, Region
-from ficco.program import Gated, OneKernel, Sum
+from ficco.program import Gated, OneKernel, Pool, Sum
 from ficco.tables import PoolTable
 from ficco.target import cuda_target
 from ficco.tiling import Tile
@@ -80,6 +80,24 @@ def launches_in(plan: RankPlan, kernels: OwnKernels) -> Iterator[Launch]:
             total = kernels.sum_launch(operands, work.number, work.distance, work.own_at)
             if total is not None:
                 yield total
+        elif isinstance(work, Pool):
+            pooled = _pool(plan, work, kernels)
+            if pooled is not None:
+                yield pooled
+
+
+def _pool(plan: RankPlan, work: Pool, kernels: OwnKernels) -> Launch | None:
+    whole = {b.name: matrix(b.rows, b.cols, b.dtype) for b in plan.buffers}
+    bags, view = work.bags, _view(plan)
+    operands = PoolOperands(
+        [view(bag.table) for bag in bags],
+        [whole[bag.indices.buffer] for bag in bags],
+        [whole[bag.bags.buffer] for bag in bags],
+        view(work.target),
+        [None if bag.weights is None else whole[bag.weights.buffer] for bag in bags],
+    )
+    prepared = kernels.prepare_pool(*work.sizes, plan.buffer(bags[0].table.buffer).dtype)
+    return kernels.pool_launch(prepared, operands, bags[0].bags.col0)
 
 
 def _view(plan: RankPlan) -> Any:

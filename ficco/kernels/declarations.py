@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
-    "ALL_REDUCE", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS", "POOL",
+    "ALL_REDUCE", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS",
     "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SUM", "SUMMING", "UPDATE_ROWS",
     "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
 ]  # fmt: skip
@@ -138,28 +138,21 @@ SUM = _kernel(
     "target:* slots:* own:* bias:* rows:i32? cols:i32 target_stride:i64 slots_stride:i64 "
     "slot_rows:i32? own_stride:i64 own_at:i32? has_bias:i32? COUNT:= ROWS:= COLS:=",
 )
-POOL = _kernel(
-    "pool_rows",
-    "pool_kernel",
-    "target:* table:* indices:* offsets:* weights:*fp32? first:i32? batch:i32? lookups:i64? "
-    "mean:i32? dim:i32 table_stride:i64 target_stride:i64 LOOKUPS:= COLS:= WEIGHTED:=",
-)
+_TABLES = "tables:*[]? strides:i64[]? indices:*[]? offsets:*[]? ends:i64[]? weights:*[]?"
 POOL_TABLES = _kernel(
     "pool_tables",
     "pooled_tables_kernel",
-    "target:*? table:*? indices:*? weights:*? panels:*i64? panel_count:i32? first:i32? bags:i32? "
-    "target_stride:i64? LOOKUPS:= BAGS:= COLS:= EDGE:= BYTES:= WEIGHTED:=",
+    f"target:*? {_TABLES} panels:*i32? panel_count:i32? first:i32? bags:i32? batch:i32? "
+    "means:i64? weighted:i64? target_stride:i64? LOOKUPS:= BAGS:= COLS:= EDGE:= BYTES:= WEIGHTED:=",
 )
-
 POOL_AND_PUSH = _kernel(
     "one_kernel_pool",
     "one_kernel_pool_kernel",
-    "y:*? tables:*[]? strides:i64[]? indices:*[]? offsets:*[]? ends:i64[]? weights:*[]? jobs:*i32? "
-    f"counts:*i32? places:*i64? gates:*i32? {_WAIT} digest:i32? copy:i32? copy_places:i32? "
-    "job_count:i32? blocks:i32? leaving:i32? batch:i32? dim:i32? means:i64? weighted:i64? "
-    "chunks:i32? rank:i32? peers:i64? sources:i64? y_stride:i64? window_stride:i64? "
-    "timeout_ns:i64? WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= MOVE_ROWS:= MOVE_COLS:= EDGE:= "
-    "BYTES:= WEIGHTED:= ON_GPU:=",
+    f"y:*? {_TABLES} jobs:*i32? counts:*i32? places:*i64? gates:*i32? {_WAIT} "
+    "digest:i32? copy:i32? copy_places:i32? job_count:i32? blocks:i32? leaving:i32? batch:i32? "
+    "dim:i32? means:i64? weighted:i64? chunks:i32? rank:i32? peers:i64? sources:i64? "
+    "y_stride:i64? window_stride:i64? timeout_ns:i64? WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= "
+    "MOVE_ROWS:= MOVE_COLS:= EDGE:= BYTES:= WEIGHTED:= ON_GPU:=",
 )
 
 LIST_LOOKUPS = _kernel(
@@ -194,7 +187,7 @@ UPDATE_SPLIT_ROWS = _kernel(
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL, POOL_TABLES, POOL_AND_PUSH,
+        GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
     )
 }  # fmt: skip

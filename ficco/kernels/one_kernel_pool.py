@@ -13,14 +13,12 @@ not checked: they are in device memory, and reading them would wait for the devi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ficco.dtypes import ELEMENT_BYTES
-from ficco.errors import InputError
 from ficco.kernels import loading
-from ficco.kernels.arrays import Arrays, address, dtype_name, item_bytes, library_of, stride
+from ficco.kernels.arrays import Arrays, item_bytes, library_of, stride
 from ficco.kernels.declarations import POOL_AND_PUSH
 from ficco.kernels.one_kernel import (
     ALIGN,
@@ -32,13 +30,14 @@ from ficco.kernels.one_kernel import (
     ranks_as_bits,
     signed,
 )
+from ficco.kernels.table_operands import TableOperands, check_tables, tuples_of
 from ficco.kernels.variants import Launch
 from ficco.lowering.cutting import chunk_bounds
 from ficco.plan import SIGNALS
 from ficco.tables import GATES, MOVES, PoolTable
 
 __all__ = [
-    "Operands", "PoolAndPush", "divisors_of", "launch_of", "pool_and_push", "prepare", "warm",
+    "PoolAndPush", "launch_of", "pool_and_push", "prepare", "warm",
 ]  # fmt: skip
 
 # The handshake needs 64 threads. `_LOOKUPS`, the sizes of copies and `_MOST_BLOCKS` were chosen on
@@ -49,8 +48,6 @@ _LEAST_COLS, _MOST_COLS, _MOST_BAGS = 16, 256, 16
 _MOVE_ROWS, _MOVE_BYTES = 4, 1024  # rows that a program copies at a time, and bytes of each
 _ITEMS, _MOST_BLOCKS = 24, 4  # items for each multiprocessor, if there are enough blocks
 _LEAST_JOBS = 64
-_INT32_MAX = (1 << 31) - 1
-_LENGTHS = (8, 32)  # of the tuples of tables, which are part of a compiled kernel
 _SEND, _OWN, _COPY = range(3)  # kinds of jobs
 _FIELDS = 10  # of a job; see the kernel
 
@@ -84,25 +81,6 @@ class PoolAndPush(NamedTuple):
     items: int
     leaving: int
     arrays: Arrays
-
-
-class Operands(NamedTuple):
-    """The operands of a call.
-
-    Attributes:
-        tables: per own table [rows, dim], unit stride along rows; rows and row stride below 2^31.
-        indices: per table [1, lookups]: rows of all bags. The distance between rows of this matrix
-            is the number of lookups, where the last bag ends; native code reads it there.
-        offsets: per table [1, batch]: the first lookup of each bag.
-        y: the result [own rows, columns of all ranks' tables], unit stride along rows.
-        weights: per table float32 [1, lookups] if the table is weighted, else None.
-    """
-
-    tables: Sequence[Any]
-    indices: Sequence[Any]
-    offsets: Sequence[Any]
-    y: Any
-    weights: Sequence[Any]
 
 
 def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
@@ -183,7 +161,9 @@ def _jobs(
     return jobs, leaving
 
 
-def pool_and_push(prepared: PoolAndPush, operands: Operands, control: Control, copy: int) -> None:
+def pool_and_push(
+    prepared: PoolAndPush, operands: TableOperands, control: Control, copy: int
+) -> None:
     """Enqueue one call on the current stream: one launch.
 
     Sums are float32, in the order of a bag's indices, and are rounded once; means after division.
@@ -200,7 +180,9 @@ def pool_and_push(prepared: PoolAndPush, operands: Operands, control: Control, c
     loading.enqueue(launch_of(prepared, operands, control, copy))
 
 
-def launch_of(prepared: PoolAndPush, operands: Operands, control: Control, copy: int = 0) -> Launch:
+def launch_of(
+    prepared: PoolAndPush, operands: TableOperands, control: Control, copy: int = 0
+) -> Launch:
     """Return the launch of `pool_and_push`.
 
     Raises:
@@ -215,15 +197,7 @@ def launch_of(prepared: PoolAndPush, operands: Operands, control: Control, copy:
     )  # fmt: skip
 
 
-def divisors_of(launch: Launch) -> dict[str, int]:
-    """Return what a launch assumes of its arguments: bytes of addresses, elements of strides."""
-    edge, alignment = launch.arguments["EDGE"], launch.arguments["BYTES"]
-    tables = range(len(launch.arguments["tables"]))
-    addresses = dict.fromkeys(["y", *[f"tables.{i}" for i in tables]], alignment)
-    return addresses | dict.fromkeys(["y_stride", *[f"strides.{i}" for i in tables]], edge)
-
-
-def warm(prepared: PoolAndPush, operands: Operands, control: Control) -> None:
+def warm(prepared: PoolAndPush, operands: TableOperands, control: Control) -> None:
     """Compile and load the kernel of `pool_and_push` for such operands; pool and send nothing.
 
     Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
@@ -238,26 +212,16 @@ def warm(prepared: PoolAndPush, operands: Operands, control: Control) -> None:
 
 
 def _arguments(
-    prepared: PoolAndPush, operands: Operands, control: Control, copy: int
+    prepared: PoolAndPush, operands: TableOperands, control: Control, copy: int
 ) -> dict[str, Any]:
     """Return the kernel's arguments by name."""
     table, y = prepared.table, operands.y
     _check(table, operands)
-    item = item_bytes(y)
     window_stride = y.shape[1]
-    strides = [stride(each, 0) for each in operands.tables]
-    aligned = all(
-        number * item % ALIGN == 0 for number in (table.dim, window_stride, stride(y, 0), *strides)
-    ) and all(address(each) % ALIGN == 0 for each in (y, *operands.tables))
     sources = [received.source for received in table.received]
     return {
         "y": y,
-        "tables": _filled(operands.tables, y),
-        "strides": _filled(strides, 0),
-        "indices": _filled(operands.indices, y),
-        "offsets": _filled(operands.offsets, y),
-        "ends": _filled([each.shape[1] for each in operands.indices], 0),
-        "weights": filled_weights(operands.weights, y),
+        **tuples_of(operands, table.modes, (table.dim, window_stride)),
         "jobs": prepared.jobs,
         "counts": prepared.counts,
         "places": prepared.places,
@@ -270,10 +234,7 @@ def _arguments(
         "job_count": prepared.job_count,
         "blocks": prepared.blocks,
         "leaving": prepared.leaving,
-        "batch": operands.offsets[0].shape[1] if operands.tables else 0,
         "dim": table.dim,
-        "means": _as_bits(table.modes, "mean"),
-        "weighted": _as_bits(table.modes, "weighted"),
         "chunks": table.chunks,
         "rank": table.rank,
         "peers": ranks_as_bits([rank for rank in range(table.world) if rank != table.rank]),
@@ -287,67 +248,13 @@ def _arguments(
         "BAGS": prepared.bags,
         "COLS": prepared.cols,
         "MOVE_ROWS": _MOVE_ROWS,
-        "MOVE_COLS": _MOVE_BYTES // item,
-        "EDGE": ALIGN // item if aligned else 1,
-        "BYTES": ALIGN if aligned else item,
-        "WEIGHTED": "weighted" in table.modes,
+        "MOVE_COLS": _MOVE_BYTES // item_bytes(y),
         "ON_GPU": prepared.arrays.on_gpu,
     }
 
 
-def filled_weights(weights: Sequence[Any], y: Any) -> tuple[Any, ...]:
-    """Return the kernel's weights: an entry for each table, or one that it does not read.
-
-    Args:
-        weights: per table, or None where it is not weighted.
-        y: stands in for weights where no table is weighted.
-    """
-    first = next((each for each in weights if each is not None), None)
-    if first is None:
-        return (y,)
-    return _filled([first if each is None else each for each in weights], y)
-
-
-def _as_bits(modes: Sequence[str], mode: str) -> int:
-    """Return the set of tables of a mode."""
-    return sum(1 << place for place, each in enumerate(modes) if each == mode)
-
-
-def _filled(values: Sequence[Any], other: Any) -> tuple[Any, ...]:
-    """Return the values, followed by others up to one of the lengths of compiled kernels."""
-    length = next(length for length in _LENGTHS if len(values) <= length)
-    filler = values[0] if values else other
-    return (*values, *[filler] * (length - len(values)))
-
-
-def _check(table: PoolTable, operands: Operands) -> None:
-    tables, indices, offsets, y, weights = operands
-    if not table.tables == len(tables) == len(indices) == len(offsets) == len(weights):
-        raise InputError(
-            f"{len(tables)} tables, {len(indices)} indices, {len(offsets)} offsets and "
-            f"{len(weights)} weights; the table was made for {table.tables} of each"
-        )
+def _check(table: PoolTable, operands: TableOperands) -> None:
+    y = operands.y
+    check_tables(operands, (table.dim,) * table.tables, table.modes, table.dtype)
     check_operand("y0", y, (table.rows, y.shape[1]), table.dtype)
     check_rows("y0", y)
-    batch = offsets[0].shape[1] if tables else 0
-    for i, each in enumerate(tables):
-        check_operand(f"table{i}", each, (each.shape[0], table.dim), table.dtype)
-        check_rows(f"table{i}", each)
-        if max(each.shape[0], stride(each, 0)) > _INT32_MAX:
-            raise InputError(
-                f"table{i} has {each.shape[0]} rows, {stride(each, 0)} elements apart; both "
-                f"numbers may be at most {_INT32_MAX}"
-            )
-        check_operand(f"offsets{i}", offsets[i], (1, batch), dtype_name(indices[0]))
-        lookups = indices[i].shape[1]
-        check_operand(f"indices{i}", indices[i], (1, lookups), dtype_name(indices[0]))
-        if lookups and stride(indices[i], 0) != lookups:
-            raise InputError(
-                f"indices{i} is [1, {lookups}] with rows {stride(indices[i], 0)} elements apart; "
-                f"give a contiguous row, whose distance is {lookups}"
-            )
-        if (table.modes[i] == "weighted") != (weights[i] is not None):
-            raise InputError(f"weights{i}: table {i} is pooled in mode {table.modes[i]!r}")
-        if weights[i] is not None:
-            check_operand(f"weights{i}", weights[i], (1, lookups), "float32")
-            check_rows(f"weights{i}", weights[i])

@@ -29,7 +29,7 @@ from ficco.kernels.one_kernel_handshake import (
     open_window,
     tell,
 )
-from ficco.kernels.pooled_block import block_sums
+from ficco.kernels.pooled_block import table_sums
 from ficco.kernels.signal_wait import await_if
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.tables import MOVES
@@ -59,15 +59,6 @@ _MOVES = tl.constexpr(MOVES)
 # memory, and each read of it by a program takes about 1 us.
 _MISSED = tl.constexpr(3)
 _FAILED = tl.constexpr(1 << 30)  # bit in the count of a job: an item was not stored
-
-
-@triton.jit
-def _element(values, number):
-    """Return the element of a tuple of pointers or numbers at a position, as int64."""
-    chosen = values[0].to(tl.int64)
-    for i in tl.static_range(1, len(values)):
-        chosen = tl.where(number == i, values[i].to(tl.int64), chosen)
-    return chosen
 
 
 @triton.jit
@@ -119,28 +110,11 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
         place = block // across * BAGS + tl.arange(0, BAGS)
         bag = first + place
         exists = place < bags
-        own_offsets = _element(offsets, number).to(offsets[0].dtype)
-        begin = tl.load(own_offsets + bag, mask=exists, other=0).to(tl.int64)
-        followed = exists & (bag + 1 < batch)
-        end = tl.load(own_offsets + bag + 1, mask=followed, other=0).to(tl.int64)
-        end = tl.where(followed, end, _element(ends, number))
-        count = tl.where(exists, end - begin, 0).to(tl.int32)
-        own_indices = _element(indices, number).to(indices[0].dtype) + begin
-        source = (_element(tables, number) + left * size).to(tables[0].dtype)
-        source = tl.multiple_of(source, BYTES)
-        stride = tl.multiple_of(_element(strides, number).to(tl.int32), EDGE)
         here = tl.multiple_of(tl.minimum(dim - left, COLS), EDGE)
-        if WEIGHTED:
-            own_weights = _element(weights, number).to(weights[0].dtype) + begin
-            is_weighted = ((weighted >> number) & 1) != 0
-        else:
-            own_weights, is_weighted = own_indices, True
-        total = block_sums(
-            source, stride, here, own_indices, own_weights, is_weighted, count,
-            BAGS, COLS, LOOKUPS, WEIGHTED,
+        total = table_sums(
+            tables, strides, indices, offsets, ends, weights, means, weighted, number, left, here,
+            bag, exists, batch, BAGS, COLS, LOOKUPS, EDGE, BYTES, WEIGHTED,
         )  # fmt: skip
-        if ((means >> number) & 1) != 0:
-            total = total / tl.maximum(count, 1).to(tl.float32)[:, None]
         if opened == 0:
             opened = await_if(
                 opened == 0, gates + OPEN, 1, stop, timeout_ns, gates + _MISSED, _FREE + 1, False,

@@ -1,4 +1,4 @@
-"""The sums of a block: some bags by some columns of one table. Device code only.
+"""The sums or means of a block: some bags by some columns of one table. Device code only.
 
 A step adds LOOKUPS rows per bag. It also loads the rows of the next step, and the indices of the
 one after it. The loop carries both, because the assembler moves loads to their first use where it
@@ -13,7 +13,7 @@ from typing import Any  # noqa: F401 - of a comment; Triton reads no annotation
 import triton
 import triton.language as tl
 
-__all__ = ["block_sums"]
+__all__ = ["block_sums", "table_sums"]
 
 
 @triton.jit
@@ -106,4 +106,72 @@ def block_sums(  # noqa: PLR0913
         parts = _parts_of(source, rows, stride, after, count, width, COLS, LOOKUPS)
         factors = _factors_at(weights, weighted, after, count, LOOKUPS, WEIGHTED)
         rows = _rows_at(indices, after + LOOKUPS, count, LOOKUPS)
+    return total
+
+
+@triton.jit
+def _element(values, number):
+    """Return the element of a tuple of pointers or numbers at a position, as int64."""
+    chosen = values[0].to(tl.int64)
+    for i in tl.static_range(1, len(values)):
+        chosen = tl.where(number == i, values[i].to(tl.int64), chosen)
+    return chosen
+
+
+@triton.jit
+def table_sums(  # noqa: PLR0913
+    tables,
+    strides,
+    indices,
+    offsets,
+    ends,
+    weights,
+    means,
+    weighted,
+    number,
+    left,
+    width,
+    bag,
+    exists,
+    batch,
+    BAGS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,  # noqa: N803
+    LOOKUPS: tl.constexpr,  # noqa: N803
+    EDGE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    WEIGHTED: tl.constexpr,  # noqa: N803
+):
+    """Return the sums or means of bags of one of several tables, float32 [BAGS, COLS].
+
+    tables, strides: pointers to tables, and elements from one row to the next, below 2^31.
+    indices, offsets, ends: per table: rows of all bags, the first lookup of each of `batch` bags,
+    and the number of lookups, where the last bag ends.
+    weights: per table, a factor per lookup; read if WEIGHTED.
+    means, weighted: sets of tables, a bit for each.
+    number, left, width: the table, and its first column and number of columns in the block.
+    bag, exists: [BAGS], the bags, and whether to pool them.
+    EDGE, BYTES: elements that divide strides and widths; bytes that divide addresses.
+    """
+    size: tl.constexpr = tables[0].dtype.element_ty.primitive_bitwidth // 8
+    own_offsets = _element(offsets, number).to(offsets[0].dtype)
+    begin = tl.load(own_offsets + bag, mask=exists, other=0).to(tl.int64)
+    followed = exists & (bag + 1 < batch)
+    end = tl.load(own_offsets + bag + 1, mask=followed, other=0).to(tl.int64)
+    end = tl.where(followed, end, _element(ends, number))
+    count = tl.where(exists, end - begin, 0).to(tl.int32)
+    own_indices = _element(indices, number).to(indices[0].dtype) + begin
+    source = (_element(tables, number) + left * size).to(tables[0].dtype)
+    source = tl.multiple_of(source, BYTES)
+    stride = tl.multiple_of(_element(strides, number).to(tl.int32), EDGE)
+    if WEIGHTED:
+        own_weights = _element(weights, number).to(weights[0].dtype) + begin
+        is_weighted = ((weighted >> number) & 1) != 0
+    else:
+        own_weights, is_weighted = own_indices, True
+    total = block_sums(
+        source, stride, width, own_indices, own_weights, is_weighted, count,
+        BAGS, COLS, LOOKUPS, WEIGHTED,
+    )  # fmt: skip
+    if ((means >> number) & 1) != 0:
+        total = total / tl.maximum(count, 1).to(tl.float32)[:, None]
     return total

@@ -11,22 +11,16 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import POOL_TABLES
-from ficco.kernels.pooled_block import block_sums
+from ficco.kernels.pooled_block import table_sums
 
 __all__ = ["pool_tables"]
 
 # Fields of a panel; `ficco.kernels.pooled_tables` writes them in this order.
-_TABLE = tl.constexpr(0)  # address of the first row, at the panel's first column
-_TABLE_STRIDE = tl.constexpr(1)  # elements from one row to the next
+_NUMBER = tl.constexpr(0)  # of the table
+_LEFT = tl.constexpr(1)  # the panel's first column in the table
 _WIDTH = tl.constexpr(2)  # columns of the panel
 _COLUMN = tl.constexpr(3)  # the target's column of the panel's first column
-_INDICES = tl.constexpr(4)  # address
-_OFFSETS = tl.constexpr(5)  # address
-_ENTRIES = tl.constexpr(6)  # number of offsets
-_END = tl.constexpr(7)  # number of indices
-_WEIGHTS = tl.constexpr(8)  # address; 0: all weights are 1
-_MEAN = tl.constexpr(9)  # 1: means; 0: sums
-_FIELDS = tl.constexpr(10)
+_FIELDS = tl.constexpr(4)
 
 
 @triton.jit
@@ -38,13 +32,19 @@ def _target_rows(target, target_stride, place, column, BYTES: tl.constexpr):  # 
 @triton.jit(do_not_specialize=POOL_TABLES.unknown)
 def pool_tables(  # noqa: PLR0913 - a kernel's arguments are its interface
     target,
-    table,
+    tables,
+    strides,
     indices,
+    offsets,
+    ends,
     weights,
     panels,
     panel_count: tl.int32,
     first: tl.int32,
     bags: tl.int32,
+    batch: tl.int32,
+    means: tl.int64,
+    weighted: tl.int64,
     target_stride: tl.int64,
     LOOKUPS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
     BAGS: tl.constexpr,  # noqa: N803
@@ -55,39 +55,25 @@ def pool_tables(  # noqa: PLR0913 - a kernel's arguments are its interface
 ):
     """Store in row i of target the sums or means of bag first + i of every table.
 
-    table, indices, weights: any arrays of these dtypes; the addresses are in `panels`.
-    panels: int64 [panel_count, _FIELDS].
+    tables, strides, indices, offsets, ends, weights, batch, means, weighted, EDGE, BYTES, WEIGHTED:
+    see `table_sums`. Elements of the tuples that no panel names are not used.
+    panels: int32 [panel_count, _FIELDS].
     bags: number of bags, which is the number of rows that are stored.
-    EDGE, BYTES: elements that divide strides, widths and columns; bytes that divide the addresses
-    of tables and target.
-    WEIGHTED: whether any panel has weights.
     """
     col = tl.arange(0, COLS)[None, :]
     items = tl.cdiv(bags, BAGS) * panel_count
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
         panel = panels + (item % panel_count) * _FIELDS
-        source = tl.multiple_of(tl.load(panel + _TABLE).to(table.dtype), BYTES)
-        stride = tl.multiple_of(tl.load(panel + _TABLE_STRIDE).to(tl.int32), EDGE)
-        width = tl.multiple_of(tl.load(panel + _WIDTH).to(tl.int32), EDGE)
+        number = tl.load(panel + _NUMBER)
+        left = tl.multiple_of(tl.load(panel + _LEFT), COLS)
+        width = tl.multiple_of(tl.load(panel + _WIDTH), EDGE)
         column = tl.multiple_of(tl.load(panel + _COLUMN), EDGE)
-        offsets = tl.load(panel + _OFFSETS).to(indices.dtype)
         place = (item // panel_count) * BAGS + tl.arange(0, BAGS)
-        bag = first + place
         exists = place < bags
-        followed = exists & (bag + 1 < tl.load(panel + _ENTRIES))
-        begin = tl.load(offsets + bag, mask=exists, other=0).to(tl.int64)
-        end = tl.load(offsets + bag + 1, mask=followed, other=0).to(tl.int64)
-        end = tl.where(followed, end, tl.load(panel + _END))
-        count = tl.where(exists, end - begin, 0).to(tl.int32)
-        own_indices = tl.load(panel + _INDICES).to(indices.dtype) + begin
-        weights_at = tl.load(panel + _WEIGHTS)
-        own_weights, weighted = weights_at.to(weights.dtype) + begin, weights_at != 0
-        total = block_sums(
-            source, stride, width, own_indices, own_weights, weighted, count,
-            BAGS, COLS, LOOKUPS, WEIGHTED,
+        total = table_sums(
+            tables, strides, indices, offsets, ends, weights, means, weighted, number, left, width,
+            first + place, exists, batch, BAGS, COLS, LOOKUPS, EDGE, BYTES, WEIGHTED,
         )  # fmt: skip
-        if tl.load(panel + _MEAN) != 0:
-            total = total / tl.maximum(count, 1).to(tl.float32)[:, None]
         targets = _target_rows(target, target_stride, place, column, BYTES)
         tl.store(
             targets[:, None] + col,

@@ -21,7 +21,7 @@ __all__ = ["MODULES", "digest"]
 MODULES = (
     "declarations", "gated_push_kernel", "gated_sum_kernel", "gated_wait_kernel", "mailbox",
     "one_kernel_all_reduce_kernel", "one_kernel_gather_kernel", "one_kernel_handshake",
-    "one_kernel_pool_kernel", "one_kernel_product", "pool_kernel", "pooled_block",
+    "one_kernel_pool_kernel", "one_kernel_product", "pooled_block",
     "pooled_tables_kernel", "pulled_all_reduce_kernel", "row_updates_kernel",
     "signal_sets", "signal_wait", "split_k", "sum_epilogue", "sum_kernel", "tile_product",
     "tile_signal", "window_release_kernel",

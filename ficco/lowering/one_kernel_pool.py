@@ -19,11 +19,11 @@ from ficco.lowering.single import alone_with_bags
 from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
 from ficco.schedule import Schedule
+from ficco.tables import MOST_TABLES
 
-__all__ = ["MOST_TABLES", "POOLED", "lower_one_kernel_pool"]
+__all__ = ["POOLED", "lower_one_kernel_pool"]
 
 POOLED = "pooled"  # window: what peers pooled for this rank
-MOST_TABLES = 32  # of a rank; the kernel takes their addresses as parameters
 
 
 def lower_one_kernel_pool(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:

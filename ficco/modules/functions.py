@@ -411,8 +411,7 @@ def embedding_all_to_all(  # noqa: PLR0913 - a call has this many options
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         rows: size of the batch slice by rank; None: torch.chunk's rule.
         mode: "sum" or "mean" of the rows of a bag, or a list with one of them for each of this
-            rank's tables. The mean of an empty bag is 0. On GPUs, means, weights and int32 indices
-            are not proved with several ranks yet.
+            rank's tables. The mean of an empty bag is 0.
         weights: per table None, or float32 [lookups]: the rows of a sum are multiplied with them
             (`per_sample_weights` of torch.nn.functional.embedding_bag). None: no table has any.
             They get gradients, which are computed in the dtype of the tables.

@@ -22,9 +22,9 @@ from ficco.engines.wanted import (
     matrix,
     whole_launch,
 )
-from ficco.kernels import pooled_tables, pooling, row_updates, summing
+from ficco.kernels import pooled_tables, row_updates, summing
 from ficco.kernels.arrays import Arrays, Described
-from ficco.kernels.pooled_tables import PooledTable
+from ficco.kernels.table_operands import TableOperands
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
@@ -105,7 +105,6 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
                 yield from _gated(kernels, dtype, turned, (), 8)
                 yield from _gated(kernels, dtype, turned, (), 1)
         yield from _sums(kernels, dtype)
-        yield from _pools(kernels, dtype)
         yield from _pools_of_tables(kernels, dtype)
         yield from _row_updates(kernels, dtype)
         for world in coverage.worlds:
@@ -228,17 +227,6 @@ def _sums(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
                 )
 
 
-def _pools(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
-    weights = Described(_ADDRESS, (64,), (1,), "float32")
-    for cols in _POOLED:
-        for (mode, index_dtype), dim in (*product(_WAYS, [cols]), (_WAYS[0], cols - 3)):
-            numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
-            yield pooling.launch_of(
-                matrix(64, dim, dtype), numbers, numbers, (0, 8), matrix(8, dim, dtype),
-                kernels.arrays(), weights if mode == "weighted" else None,
-            )  # fmt: skip
-
-
 def _pools_and_pushes(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
     """Yield poolings that store at peers, for few and for many tables."""
     schedule = _schedule("pool_sm", world)
@@ -255,17 +243,23 @@ def _pools_and_pushes(kernels: DescribedKernels, world: int, dtype: str) -> Iter
 
 
 def _pools_of_tables(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:
-    """Yield launches for several tables; weights have the dtype of the tables, as in PyTorch."""
+    """Yield poolings of few and of many tables; odd widths of few tables."""
     for cols in _POOLED:
-        for index_dtype, weighted, dim in (
-            ("int64", False, cols), ("int32", False, cols), ("int64", True, cols),
-            ("int32", True, cols), ("int64", False, cols - 3),
-        ):  # fmt: skip
-            numbers = Described(_ADDRESS, (64,), (1,), index_dtype)
-            weights = Described(_ADDRESS, (64,), (1,), dtype) if weighted else None
-            table = PooledTable(matrix(64, dim, dtype), numbers, numbers, weights)
-            pooled = pooled_tables.prepare([table], arrays=kernels.arrays())
-            yield pooled_tables.launch_of(pooled, (0, 8), matrix(8, dim, dtype))
+        for (mode, index_dtype), (tables, dim) in product(
+            _WAYS, ((4, cols), (12, cols), (4, cols - 3))
+        ):
+            numbers = [matrix(1, 64, index_dtype)] * tables
+            weights = matrix(1, 64, "float32") if mode == "weighted" else None
+            operands = TableOperands(
+                [matrix(64, dim, dtype)] * tables, numbers, numbers,
+                matrix(8, tables * dim, dtype), [weights] * tables,
+            )  # fmt: skip
+            made = pooled_tables.prepare(
+                [dim] * tables, [mode] * tables, dtype, kernels.arrays()
+            )  # fmt: skip
+            launch = pooled_tables.launch_of(made, operands)
+            if launch is not None:
+                yield launch
 
 
 def _row_updates(kernels: DescribedKernels, dtype: str) -> Iterator[Launch]:

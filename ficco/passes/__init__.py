@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.errors import EngineError, PlanError
-from ficco.passes import copies, gated, gemms, one_kernel, release, signals, sums, waits
+from ficco.passes import copies, gated, gemms, one_kernel, pools, release, signals, sums, waits
 from ficco.plan import Part, RankPlan, Step, bags_of, has_mailbox
 from ficco.program import (
     Copy,
@@ -265,6 +265,9 @@ class _Compiler:
             total = sums.sum_of(part.reads, written) if self.target.batches else None
             works.append(Reduce(part.reads, written) if total is None else total)
             by = "native" if total is not None and self.target.kernels else by
+        elif self.target.kernels and self.target.batches:
+            works += pools.pools_of(bags_of(part))
+            by = "native"
         else:
             works += bags_of(part)
         return _launches(step, name, works, after, by)

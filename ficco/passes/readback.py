@@ -31,6 +31,7 @@ from ficco.program import (
     Gemm,
     Launch,
     OneKernel,
+    Pool,
     Program,
     SignalWrite,
     Sum,
@@ -142,11 +143,8 @@ def _launched(launch: Launch) -> Step:
         return step._replace(
             products=products, transpose_a=work.transpose_a, transpose_b=work.transpose_b
         )
-    if isinstance(work, Bag):
-        reads = (work.table, work.indices, work.bags)
-        weights = () if work.weights is None else (work.weights,)
-        modes = modes_in_step([mode_of(work)])
-        return step._replace(kind="bag", reads=reads + weights, writes=(work.target,), modes=modes)
+    if isinstance(work, (Bag, Pool)):
+        return _pooled(step, work.bags if isinstance(work, Pool) else (work,))
     if isinstance(work, Sum):
         terms = [_below(work.slots, i * work.distance) for i in range(work.number)]
         terms.insert(work.own_at, work.own)
@@ -154,6 +152,16 @@ def _launched(launch: Launch) -> Step:
         return step._replace(kind="reduce", reads=(*terms, *bias), writes=(work.target,))
     assert not isinstance(work, (Gated, OneKernel))
     return step._replace(kind="reduce", reads=work.reads, writes=(work.target,))
+
+
+def _pooled(step: Step, bags: tuple[Bag, ...]) -> Step:
+    reads: list[Region] = []
+    for bag in bags:
+        reads += [bag.table, bag.indices, bag.bags]
+        reads += [] if bag.weights is None else [bag.weights]
+    modes = modes_in_step([mode_of(bag) for bag in bags])
+    writes = tuple([bag.target for bag in bags])
+    return step._replace(kind="bag", reads=tuple(reads), writes=writes, modes=modes)
 
 
 def _product(gemm: Gemm, number: int) -> Product:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ficco.errors import counted
-from ficco.plan import Plan, Region, Signal, signal_at
+from ficco.plan import Plan, Region, Signal, mode_of, signal_at
 from ficco.program import (
     Copy,
     Entry,
@@ -16,6 +16,7 @@ from ficco.program import (
     Gemm,
     Launch,
     OneKernel,
+    Pool,
     Program,
     SignalWrite,
     Wait,
@@ -135,6 +136,10 @@ def _launch(program: Program, launch: Launch) -> list[str]:
         if work.number > 1:
             batch = f", {work.number} times at distances of {work.rows_c} and {work.rows_a} rows"
         return [f"gemm {work.c} {sign} {work.a}{a_t} . {work.b}{b_t}{added}{batch}"]
+    if isinstance(work, Pool):
+        first, past = work.bags[0].bags[4:6]
+        tables = [f"{mode_of(bag)} of {bag.table} -> {bag.target}" for bag in work.bags]
+        return [f"pool bags {first}:{past} of {len(tables)} tables -> {work.target}", *tables]
     fields = [f"{n}={v}" for n, v in work._asdict().items() if n not in ("target", "reads")]
     reads = " + ".join(str(region) for region in getattr(work, "reads", ()))
     return [f"{kernel_of(work)} {reads}{', '.join(fields)} -> {work.target}"]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ficco.compute.torch_bags import pooled_bags
 from ficco.errors import EngineError
 from ficco.lowering import lower_rank
 from ficco.passes import compile_plan
@@ -241,29 +242,16 @@ class _Binding:
             self._view(bag.indices),
             self._view(bag.target),
         )
+        weights = None if bag.weights is None else self._view(bag.weights)
         offsets, begin, end = self.places[bag.bags.buffer], bag.bags.col0, bag.bags.col1
-        on_gpu, pool = self.on_gpu, torch.nn.functional.embedding_bag
-        mode = "mean" if bag.mean else "sum"
+        mean = bag.mean
 
         def step(every: Tensors) -> None:
-            rows = table(every) if on_gpu else table(every).float()  # GPUs add up in float32
-            sums = pool(indices(every)[0], rows, every[offsets][0], mode=mode)
+            factors = None if weights is None else weights(every)[0]
+            sums = pooled_bags(table(every), indices(every)[0], every[offsets][0], factors, mean)
             into(every).copy_(sums[begin:end])
 
-        if bag.weights is None:
-            return step
-        weights = self._view(bag.weights)
-
-        def weighted_step(every: Tensors) -> None:
-            index, rows = indices(every)[0], table(every)
-            if rows.dtype != torch.float32:  # PyTorch takes weights in the dtype of the rows alone
-                rows = rows.index_select(0, index).float()
-                index = torch.arange(len(index), device=index.device, dtype=index.dtype)
-            factors, starts = weights(every)[0], every[offsets][0]
-            sums = pool(index, rows, starts, mode="sum", per_sample_weights=factors)
-            into(every).copy_(sums[begin:end])
-
-        return weighted_step
+        return step
 
     def _copy(self, source: Region, target: Region) -> Step:
         read, write = self._view(source), self._view(target)

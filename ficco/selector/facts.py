@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ficco import registry
 from ficco.lowering.one_kernel_gather import is_one_kernel
-from ficco.lowering.one_kernel_pool import MOST_TABLES
 from ficco.problem import POOLING, Problem
+from ficco.tables import MOST_TABLES
 
 __all__ = ["Facts", "facts_of"]
 

@@ -9,7 +9,7 @@ from ficco.lowering.scattering import RECV
 from ficco.machine import Machine
 from ficco.passes.copies import joined_copies
 from ficco.plan import Buffer, Region, Step, bags_of
-from ficco.program import Bag, Gated, Gemm, OneKernel, Reduce, Sum, Work
+from ficco.program import Bag, Gated, Gemm, OneKernel, Pool, Reduce, Sum, Work
 from ficco.tables import GatherTable, OneKernelTable, PullTable
 from ficco.tiling import busiest
 
@@ -49,7 +49,9 @@ class Calls:
         if isinstance(work, Gemm):
             return self._gemm_ns(self._shape(work))
         if isinstance(work, Bag):
-            return self._bag_ns(work)
+            return self._bags_ns([work])
+        if isinstance(work, Pool):
+            return self._bags_ns(work.bags)
         if isinstance(work, Sum):
             bias = () if work.bias is None else (work.bias,)
             read = self._bytes(work.slots) * work.number + self._bytes(work.own, *bias)
@@ -106,7 +108,7 @@ class Calls:
         if step.kind == "gemm":
             return self._ns_an_element * sum([product.c.area for product in step.products])
         if step.kind == "bag":
-            return sum([self._bag_ns(bag) for bag in bags_of(step)])
+            return sum([self._bags_ns([bag]) for bag in bags_of(step)])
         if self._takes(step):
             return self._ns_an_element * sum([box.area for box in step.writes])
         if step.kind == "local_copy":
@@ -146,11 +148,14 @@ class Calls:
 
     # ---- library calls
 
-    def _bag_ns(self, work: Bag) -> float:
-        """Return the time of pooling a table's bags, which are assumed to be equally full."""
-        lookups = work.indices.cols * work.bags.cols / max(self._cols[work.bags.buffer], 1)
-        read = lookups * work.table.cols * self._item[work.table.buffer]
-        return self._stream_ns(read + self._bytes(work.target))
+    def _bags_ns(self, bags: Sequence[Bag]) -> float:
+        """Return the time of pooling bags, which are assumed to be equally full."""
+        size = 0.0
+        for bag in bags:
+            lookups = bag.indices.cols * bag.bags.cols / max(self._cols[bag.bags.buffer], 1)
+            size += lookups * bag.table.cols * self._item[bag.table.buffer]
+            size += self._bytes(bag.target)
+        return self._stream_ns(size)
 
     def _shape(self, work: Gemm) -> _Shape:
         a, c, add = work.a, work.c, work.add

@@ -51,6 +51,25 @@ class _Like(NamedTuple):
         return found.T if self.turned else found
 
 
+_LISTS = ("tables", "indices", "offsets", "weights")
+
+
+def _by_name(of: Any) -> dict[str, Any]:
+    """Return the operands of a pooling, or their places, by name."""
+    every = {f"{name}{i}": one for name in _LISTS for i, one in enumerate(getattr(of, name))}
+    return {"y": of.y, **every}
+
+
+def _pool_operands(found: Mapping[str, Any], tables: int) -> PoolOperands:
+    """Return the operands of a pooling; the pitch of indices says how many lookups there are."""
+    given = [[found.get(f"{name}{i}") for i in range(tables)] for name in _LISTS]
+    for i, index in enumerate(given[1]):
+        given[1][i] = index[:, : index.strides[0] // index.itemsize]
+        if given[3][i] is not None:
+            given[3][i] = given[3][i][:, : given[1][i].shape[1]]
+    return PoolOperands(*given[:3], found["y"], given[3])
+
+
 class LaunchedKernels(Kernels):
     """See `ficco.compute.DeviceKernels`."""
 
@@ -92,23 +111,22 @@ class LaunchedKernels(Kernels):
     def _described_pooling(
         self, prepared: WholeCall, operands: PoolOperands, places: WholeOperands
     ) -> LaunchSpec:
-        lists = ("tables", "indices", "offsets", "weights")
+        def run(found: Mapping[str, Any]) -> None:
+            prepared.run(_pool_operands(found, len(operands.tables)), found["copy"])
 
-        def named(of: Any) -> dict[str, Any]:
-            every = {f"{name}{i}": one for name in lists for i, one in enumerate(getattr(of, name))}
-            return {"y": of.y, **every}
+        given = {**_by_name(operands), "copy": None}
+        return self._spec("one_kernel", given, {**_by_name(places), "copy": Copy()}, run)
+
+    def described_pool(
+        self, prepared: Any, operands: PoolOperands, places: PoolOperands, first: int
+    ) -> LaunchSpec | None:
+        if not operands.y.size:
+            return None
 
         def run(found: Mapping[str, Any]) -> None:
-            count = range(len(operands.tables))
-            given = [[found.get(f"{name}{i}") for i in count] for name in lists]
-            for i, index in enumerate(given[1]):  # the pitch says how many lookups there are
-                given[1][i] = index[:, : index.strides[0] // index.itemsize]
-                if given[3][i] is not None:
-                    given[3][i] = given[3][i][:, : given[1][i].shape[1]]
-            prepared.run(PoolOperands(*given[:3], found["y"], given[3]), found["copy"])
+            self.pool(prepared, _pool_operands(found, len(operands.tables)), first)
 
-        given = {**named(operands), "copy": None}
-        return self._spec("one_kernel", given, {**named(places), "copy": Copy()}, run)
+        return self._spec("pool", _by_name(operands), _by_name(places), run)
 
     def described_sum(
         self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int

@@ -24,6 +24,7 @@ from ficco.compute import (
     DeviceKernels,
     GatedOperands,
     OneKernelWindows,
+    PoolOperands,
     Slots,
     SumOperands,
     WholeOperands,
@@ -133,6 +134,31 @@ class Kernels:
         operands: WholeOperands,
         places: WholeOperands,
     ) -> LaunchSpec:
+        raise EngineError("NumPy has no kernels; it is called for every launch")
+
+    def prepare_pool(
+        self, dims: Sequence[int], modes: Sequence[str], columns: Sequence[int], dtype: str
+    ) -> tuple[tuple[str, ...], tuple[slice, ...]]:
+        parts = [slice(left, left + dim) for dim, left in zip(dims, columns, strict=True)]
+        return tuple(modes), tuple(parts)
+
+    def arm_pool(self, prepared: Any, operands: PoolOperands, first: int) -> Callable[[], None]:
+        return lambda: self._compute._enqueue("pool", lambda: self.pool(prepared, operands, first))
+
+    def pool(self, prepared: Any, operands: PoolOperands, first: int) -> None:
+        bags = first, first + operands.y.shape[0]
+        for mode, part, table, indices, offsets, weights in zip(
+            *prepared, operands.tables, operands.indices, operands.offsets, operands.weights,
+            strict=True,
+        ):  # fmt: skip
+            self._compute._numpy.bag(
+                table, indices[0], offsets[0], bags, operands.y[:, part],
+                None if weights is None else weights[0], mode == "mean",
+            )  # fmt: skip
+
+    def described_pool(
+        self, prepared: Any, operands: PoolOperands, places: PoolOperands, first: int
+    ) -> LaunchSpec | None:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
     def described_sum(

@@ -27,8 +27,18 @@ from ficco.kernels import (
 from ficco.kernels.arrays import Bulk
 from ficco.kernels.compiling import compile_variant, why_unknown
 from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
-from ficco.kernels.native_launch import Code, Pitch, Place, Signal, Slot, described, parameter_rows
+from ficco.kernels.native_launch import (
+    Code,
+    Copy,
+    Pitch,
+    Place,
+    Signal,
+    Slot,
+    described,
+    parameter_rows,
+)
 from ficco.kernels.one_kernel import Control, Places
+from ficco.kernels.table_operands import TableOperands, divisors_of
 from ficco.kernels.variants import Launch, Passed, passed, variant_of
 from ficco.lowering import lower_rank
 from ficco.passes.one_kernel_all_reduce import table_of as reduce_table
@@ -317,14 +327,14 @@ def pooled() -> None:
         offsets = [torch.zeros(1, 8, dtype=torch.int64) for _ in range(count)]
         y = torch.zeros(4, 4 * dim + pad, dtype=torch.bfloat16)[:, : 4 * dim]
         weights = [torch.zeros(1, 20) if mode == "weighted" else None for mode in modes]
-        operands = one_kernel_pool.Operands(tables, indices, offsets, y, weights)
+        operands = TableOperands(tables, indices, offsets, y, weights)
         launch = one_kernel_pool.launch_of(made, operands, Control(5, words(1), words(1), 1))
         slots = [Slot(i) for i in range(11)]
         factors = [slots[10] if mode == "weighted" else None for mode in modes]
         at = PoolOperands(slots[:3], slots[3:6], slots[6:9], slots[9], factors)
-        places = pool_places(launch, operands, at)
+        places = pool_places(launch, operands, at, "y") | {"copy": Copy()}
         code, kernel = code_of(launch)
-        divisors = one_kernel_pool.divisors_of(launch)
+        divisors = divisors_of(launch, "y")
         rows = parameter_rows(code, launch.arguments, places, divisors)
         sizes = [row[1] for row in rows if row[1]]
         assert declared_by_ptx(kernel) == [(size, size) for size in sizes]

@@ -25,7 +25,8 @@ from interpreting import make_ready
 from ficco.errors import InputError, PlanError, ScheduleError
 from ficco.kernels import one_kernel_pool as pooling
 from ficco.kernels.one_kernel import Places
-from ficco.kernels.one_kernel_pool import Operands, pool_and_push, prepare, warm
+from ficco.kernels.one_kernel_pool import pool_and_push, prepare, warm
+from ficco.kernels.table_operands import TableOperands
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.passes.one_kernel_pool import table_of
@@ -55,14 +56,14 @@ class Case:
         self.table = table_of(self.plan)
         self.rank, self.kind = rank, getattr(torch, dtype)
 
-    def draw(self, seed: int, pad: int, fewer: int = 0) -> tuple[Operands, torch.Tensor]:
+    def draw(self, seed: int, pad: int, fewer: int = 0) -> tuple[TableOperands, torch.Tensor]:
         """Return this rank's operands, and its result in float64.
 
         fewer: lookups that are left out; the plan need not say how many there are.
         """
         torch.manual_seed(seed)
         p, kind, dim = self.problem, self.kind, self.problem.n
-        first, columns, mine = offsets(p.rows)[self.rank], [], Operands([], [], [], None, [])
+        first, columns, mine = offsets(p.rows)[self.rank], [], TableOperands([], [], [], None, [])
         for rank, heights in enumerate(p.tables):
             for i, height in enumerate(heights):
                 count = max(p.lookups[rank][i] - fewer, 0)

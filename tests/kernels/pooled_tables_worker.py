@@ -7,7 +7,9 @@ python pooled_tables_worker.py assembly
 from __future__ import annotations
 
 import sys
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Any
 
 import torch
 from compiling import compiled
@@ -16,116 +18,136 @@ from interpreting import make_ready
 from ficco.errors import InputError
 from ficco.kernels.arrays import Described, DescribedArrays
 from ficco.kernels.declarations import POOL_TABLES
-from ficco.kernels.pooled_tables import (
-    PooledTable,
-    PoolingTile,
-    launch_of,
-    pool,
-    prepare,
-    warm,
-)
+from ficco.kernels.pooled_tables import Pooled, PoolingTile, launch_of, pool, prepare, warm
+from ficco.kernels.table_operands import TableOperands
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MODES = ("sum", "mean", "weighted")
+CPU = torch.device("cpu")
 
 
-def jagged(batch: int, lookups: int, kind: torch.dtype, last: bool) -> torch.Tensor:
+def jagged(batch: int, lookups: int) -> torch.Tensor:
     """Return offsets of bags of random lengths, some of them empty."""
-    offsets = torch.sort(torch.randint(lookups + 1, (batch + 1,))).values
-    offsets[0], offsets[-1] = 0, lookups
+    offsets = torch.sort(torch.randint(lookups + 1, (batch,))).values
+    offsets[:1] = 0
     if batch > 2:
         offsets[2] = offsets[1]
-    return offsets[: batch + last].to(kind)
+    return offsets
 
 
-def draw(
-    height: int, dim: int, batch: int, lookups: int, dtype: torch.dtype, kind: torch.dtype,
-    last: bool = False, pad: int = 0, weights: torch.dtype | None = None, mean: bool = False,
-) -> PooledTable:  # fmt: skip
-    table = torch.randn(height, dim + pad).to(dtype)[:, :dim]
-    factors = None if weights is None else torch.randn(lookups).to(weights)
-    indices = torch.randint(height, (lookups,)).to(kind)
-    return PooledTable(table, indices, jagged(batch, lookups, kind, last), factors, mean)
+class Case:
+    """Tables with the bags to pool from them.
 
+    Args:
+        heights, dims, lookups, modes: of each table.
+        batch: bags of each table.
+        pad: elements between rows.
+    """
 
-def exact(of: PooledTable, last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result in float64, and the sums of the magnitudes of its terms."""
-    rows = of.table.double()[of.indices.long()]
-    if of.weights is not None:
-        rows = rows * of.weights.double()[:, None]
-    if not len(of.offsets):
-        return rows[:0], rows[:0]
-    ends = of.offsets.tolist() + ([] if last else [len(rows)])
-    sums, sizes = [], []
-    for begin, end in pairwise(ends):
-        count = max(end - begin, 1) if of.mean else 1
-        sums.append(rows[begin:end].sum(0) / count)
-        sizes.append(rows[begin:end].abs().sum(0) / count)
-    return torch.stack(sums), torch.stack(sizes)
+    def __init__(
+        self,
+        heights: Sequence[int],
+        dims: Sequence[int],
+        lookups: Sequence[int],
+        modes: Sequence[str],
+        batch: int,
+        dtype: torch.dtype = torch.float32,
+        kind: torch.dtype = torch.int64,
+        pad: int = 0,
+    ) -> None:
+        self.dims, self.modes, self.batch, self.dtype = dims, modes, batch, dtype
+        sizes = zip(heights, dims, strict=True)
+        tables = [torch.randn(height, dim + pad).to(dtype)[:, :dim] for height, dim in sizes]
+        pairs = list(zip(heights, lookups, strict=True))
+        self.operands = TableOperands(
+            tables,
+            [torch.randint(height, (1, count)).to(kind) for height, count in pairs],
+            [jagged(batch, count).to(kind)[None] for count in lookups],
+            None,
+            [torch.randn(1, count) if mode == "weighted" else None
+             for count, mode in zip(lookups, modes, strict=True)],
+        )  # fmt: skip
+
+    def prepared(
+        self, columns: Sequence[int] | None = None, tile: PoolingTile | None = None
+    ) -> Pooled:
+        name = str(self.dtype).removeprefix("torch.")
+        return prepare(self.dims, self.modes, name, CPU, columns, tile)
+
+    def exact(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a table's result in float64, and the sums of the magnitudes of its terms."""
+        tables, indices, offsets, _, weights = self.operands
+        rows = tables[number].double()[indices[number][0].long()]
+        if weights[number] is not None:
+            rows = rows * weights[number][0].double()[:, None]
+        ends = [*offsets[number][0].tolist(), len(rows)]
+        sums: list[torch.Tensor] = []
+        sizes: list[torch.Tensor] = []
+        for begin, end in pairwise(ends):
+            count = max(end - begin, 1) if self.modes[number] == "mean" else 1
+            sums.append(rows[begin:end].sum(0) / count)
+            sizes.append(rows[begin:end].abs().sum(0) / count)
+        if not sums:
+            return rows[:0], rows[:0]
+        return torch.stack(sums), torch.stack(sizes)
 
 
 def check(
-    tables: list[PooledTable], last: bool = False, tile: PoolingTile | None = None,
-    columns: list[int] | None = None, into: torch.dtype | None = None,
-    ranges: tuple[tuple[int, int], ...] = (), about: str = "",
+    case: Case, columns: Sequence[int] | None = None, tile: PoolingTile | None = None,
+    into: torch.dtype | None = None, ranges: tuple[tuple[int, int], ...] = (), about: str = "",
 ) -> torch.Tensor:  # fmt: skip
     """Pool ranges of bags, compare with float64, and return the result of all bags."""
-    pooled = prepare(tables, last, columns, tile)
-    batch, kind = pooled.batch, into or tables[0].table.dtype
-    results = [exact(each, last) for each in tables]
-    for first, past in (*ranges, (0, batch)):
+    pooled, kind = case.prepared(columns, tile), into or case.dtype
+    results = [case.exact(number) for number in range(len(case.dims))]
+    for first, past in (*ranges, (0, case.batch)):
         whole = torch.full((past - first + 1, pooled.width + 8), torch.nan, dtype=kind)
-        target = whole[:-1, : pooled.width]
-        warm(pooled, target)
+        operands = case.operands._replace(y=whole[:-1, : pooled.width])
+        warm(pooled, operands)
         assert whole.isnan().all(), "warming stored"
-        pool(pooled, (first, past), target)
+        pool(pooled, operands, first)
         written = torch.zeros(whole.shape[1], dtype=torch.bool)
         for column, (sums, sizes) in zip(pooled.columns, results, strict=True):
             cols = slice(column, column + sums.shape[1])
             written[cols] = True
-            found, want, size = target[:, cols].double(), sums[first:past], sizes[first:past]
-            bound = torch.finfo(kind).eps * want.abs() + 1e-6 * size + 1e-9
+            found, want, size = operands.y[:, cols].double(), sums[first:past], sizes[first:past]
+            bound = torch.finfo(kind).eps * want.abs() + 1e-6 * size + 1e-7
             assert ((found - want).abs() <= bound).all(), f"{about} {kind} {first}:{past} {cols}"
         assert whole[-1].isnan().all() and whole[:, ~written].isnan().all(), "wrote beyond"
     return whole
 
 
 def values() -> None:
-    """Tables of different widths and heights, in all dtypes, with and without weights."""
-    batch = 7
-    for dtype in DTYPES:
-        for kind, last, dims, pad in (
-            (torch.int64, False, (8, 64, 24), 16 // dtype.itemsize),
-            (torch.int32, True, (1, 33, 64), 3),
-        ):
-            tables = [
-                draw(11, dims[0], batch, 40, dtype, kind, last, pad),
-                draw(300, dims[1], batch, 0, dtype, kind, last, pad),
-                draw(2, dims[2], batch, 61, dtype, kind, last, pad, mean=True),
-            ]
-            tile = PoolingTile(3, 4, 32, 2) if pad == 3 else None
-            check(tables, last, tile, ranges=((2, 6), (3, 3)), about=f"{dims}")
-            tables[1] = draw(5, dims[1], batch, 30, dtype, kind, last, pad, dtype)
-            check(tables, last, tile, into=torch.float32, about=f"weights, {dims}")
-    one = draw(9, 16, 4, 20, torch.bfloat16, torch.int64, weights=torch.float32)
-    other = draw(9, 300, 4, 20, torch.bfloat16, torch.int64)
-    check([one, other], columns=[320, 8], about="columns")
-    check([one, other._replace(table=other.table[:, :0])], about="a table without columns")
-    check([draw(9, 16, 0, 0, torch.float32, torch.int64)], about="no bags")
+    """Tables of different widths and heights, in every dtype, mode and dtype of indices."""
+    for number, (dtype, kind, mode) in enumerate(
+        product(DTYPES, (torch.int64, torch.int32), MODES)
+    ):
+        dims, pad = ((8, 64, 24), 16 // dtype.itemsize) if number % 2 else ((1, 33, 300), 3)
+        modes = (mode, MODES[number // 3 % 3], "sum")
+        case = Case((11, 300, 2), dims, (40, 0, 61), modes, 7, dtype, kind, pad)
+        tile = PoolingTile(3, 4, 32, 2) if number % 3 == 0 else None
+        into = torch.float32 if number % 4 == 0 else None
+        check(case, None, tile, into, ((2, 6), (3, 3)), f"{dims} {modes} {kind}")
+    two = (9, 9), (16, 300), (20, 20), ("sum", "weighted"), 4, torch.bfloat16
+    check(Case(*two), columns=[320, 8], about="columns")
+    check(Case((9, 9), (16, 0), (20, 20), ("sum", "sum"), 4), about="a table without columns")
+    check(Case((9,), (16,), (0,), ("sum",), 0), about="no bags")
+    many = [(3 * i) % 5 + 1 for i in range(32)], [7] * 32, [i % 4 for i in range(32)]
+    check(Case(*many, [MODES[i % 3] for i in range(32)], 3), about="32 tables")
 
 
 def tiles() -> None:
     """The result is the same for every tile and number of programs."""
-    tables = [draw(50, dim, 9, 70, torch.float32, torch.int64) for dim in (40, 16)]
-    expected = check(tables)
+    case = Case((50, 50), (40, 16), (70, 70), ("sum", "sum"), 9)
+    expected = check(case)
     for tile in (
         PoolingTile(1, 1, 16, 1), PoolingTile(3, 4, 32, 2), PoolingTile(16, 16, 64, 1),
         PoolingTile(4, 2, 128, 4),
     ):  # fmt: skip
-        assert torch.equal(check(tables, tile=tile)[:-1, :56], expected[:-1, :56]), tile
-    pooled = prepare(tables, tile=PoolingTile(4, 2, 16, 1))
+        assert torch.equal(check(case, tile=tile)[:-1, :56], expected[:-1, :56]), tile
+    pooled = case.prepared(tile=PoolingTile(4, 2, 16, 1))
     target = torch.empty(9, 56)
-    launch = launch_of(pooled, (0, 9), target)
-    assert launch.grid == (5 * 4,), "a program for each block of each panel"
+    launch = launch_of(pooled, case.operands._replace(y=target))
+    assert launch is not None and launch.grid == (5 * 4,), "a program for each block of each panel"
     from ficco.kernels import loading
 
     loading.enqueue(launch._replace(grid=(3,)))
@@ -135,28 +157,22 @@ def tiles() -> None:
 def torch_rules() -> None:
     """The result is that of PyTorch's embedding_bag."""
     bag = torch.nn.functional.embedding_bag
-    for last in (False, True):
-        for mean in (False, True):
-            one = draw(20, 24, 6, 33, torch.float32, torch.int64, last, mean=mean)
-            pooled = prepare([one], include_last_offset=last)
-            found = torch.empty(6, 24)
-            pool(pooled, (0, 6), found)
-            want = bag(
-                one.indices, one.table, one.offsets, mode="mean" if mean else "sum",
-                include_last_offset=last,
-            )  # fmt: skip
-            torch.testing.assert_close(found, want)
-            assert not found[1].any(), "an empty bag is 0"
-    one = draw(20, 24, 6, 33, torch.float32, torch.int64, weights=torch.float32)
-    found = torch.empty(6, 24)
-    pool(prepare([one]), (0, 6), found)
-    want = bag(one.indices, one.table, one.offsets, mode="sum", per_sample_weights=one.weights)
-    torch.testing.assert_close(found, want)
+    for mode in MODES:
+        case = Case((20,), (24,), (33,), (mode,), 6)
+        (table,), (index,), (start,), _, (weights,) = case.operands
+        found = torch.empty(6, 24)
+        pool(case.prepared(), case.operands._replace(y=found))
+        want = bag(
+            index[0], table, start[0], mode="mean" if mode == "mean" else "sum",
+            per_sample_weights=None if weights is None else weights[0],
+        )  # fmt: skip
+        torch.testing.assert_close(found, want)
+        assert not found[1].any(), "an empty bag is 0"
 
 
-def refused(text: str, tables: list[PooledTable], **more: object) -> None:
+def refused(text: str, call: Any, *given: Any, **more: Any) -> None:
     try:
-        prepare(tables, **more)  # type: ignore[arg-type]
+        call(*given, **more)
     except InputError as error:
         assert text in str(error), f"{error} does not have {text!r}"
     else:
@@ -164,42 +180,32 @@ def refused(text: str, tables: list[PooledTable], **more: object) -> None:
 
 
 def refusals() -> None:
-    one = draw(9, 16, 4, 20, torch.float32, torch.int64)
-    refused("no tables", [])
-    refused("[rows, dim]", [one._replace(table=one.table[0])])
-    refused("stride of 16", [one._replace(table=one.table.T)])
+    refused("0 tables", prepare, (), (), "float32", CPU)
+    refused("1 to 32", prepare, (4,) * 33, ("sum",) * 33, "float32", CPU)
+    refused("1 tables with 2 modes", prepare, (4,), ("sum",) * 2, "float32", CPU)
+    case = Case((9,), (16,), (20,), ("sum",), 4)
+    refused("one column of 0 or more", case.prepared, columns=[0, 1])
+    refused("bags=3", case.prepared, tile=PoolingTile(4, 3, 16, 1))
+    refused("16 is the most", case.prepared, tile=PoolingTile(4, 32, 16, 1))
+    refused("lookups=0", case.prepared, tile=PoolingTile(0, 4, 16, 1))
+    pooled, one = case.prepared(), case.operands._replace(y=torch.empty(4, 16))
+    (table,), _, (start,), _, _ = one
     high = torch.empty(1, 16).expand(1 << 31, 16)
-    refused("2147483648 rows, 0 elements apart", [one._replace(table=high)])
-    refused("one of float32", [one._replace(table=one.table.double())])
-    refused("one of int32, int64", [one._replace(indices=one.indices.short())])
-    refused("one launch needs", [one, one._replace(table=one.table.half())])
-    refused("one launch needs", [one._replace(offsets=one.offsets.int())])
-    refused("adjacent elements", [one._replace(indices=one.indices[::2])])
-    refused("adjacent elements", [one._replace(offsets=one.offsets[None])])
-    refused("same number of bags", [one, one._replace(offsets=one.offsets[:3])])
-    refused("one more entry", [one._replace(offsets=one.offsets[:0])], include_last_offset=True)
-    weighted = one._replace(weights=torch.ones(20))
-    refused("give 20, one per index", [one._replace(weights=torch.ones(19))])
-    refused("for sums only", [weighted._replace(mean=True)])
-    refused("one launch needs", [weighted, one._replace(weights=torch.ones(20).half())])
-    refused("one column of 0 or more", [one], columns=[0, 1])
-    refused("bags=3", [one], tile=PoolingTile(4, 3, 16, 1))
-    refused("16 is the most", [one], tile=PoolingTile(4, 32, 16, 1))
-    refused("lookups=0", [one], tile=PoolingTile(0, 4, 16, 1))
-    pooled = prepare([one])
-    for text, bags, target in (
-        ("4 bags of each table", (0, 5), torch.empty(5, 16)),
-        ("4 rows or more", (0, 4), torch.empty(3, 16)),
-        ("16 columns or more", (0, 4), torch.empty(4, 15)),
-        ("one of float32", (0, 4), torch.empty(4, 16).double()),
-        ("stride of 4", (0, 4), torch.empty(16, 4).T),
+    weights = torch.ones(1, 20)
+    for text, wrong in (
+        ("2 tables, 1 indices", one._replace(tables=[table] * 2)),
+        ("table0", one._replace(tables=[table[:, :8]])),
+        ("stride of 9", one._replace(tables=[table.T.contiguous().T])),
+        ("2147483648 rows, 0 elements apart", one._replace(tables=[high])),
+        ("table0", one._replace(tables=[table.half()])),
+        ("offsets0", one._replace(offsets=[start.int()])),
+        ("weights0: table 0 is pooled in mode 'sum'", one._replace(weights=[weights])),
+        ("16 columns or more", one._replace(y=torch.empty(4, 15))),
+        ("one of float32", one._replace(y=torch.empty(4, 16).double())),
+        ("range of the 4 bags", one._replace(y=torch.empty(5, 16))),
     ):
-        try:
-            pool(pooled, bags, target)
-        except InputError as error:
-            assert text in str(error), f"{error} does not have {text!r}"
-        else:
-            raise AssertionError(f"not refused: {text}")
+        refused(text, pool, pooled, wrong)
+    refused("range of the 4 bags", pool, pooled, one, 1)
 
 
 def assembly() -> None:
@@ -208,21 +214,22 @@ def assembly() -> None:
     def matrix(rows: int, dim: int, dtype: str) -> Described:
         return Described(1 << 40, (rows, dim), (dim, 1), dtype)
 
-    def numbers(count: int, dtype: str) -> Described:
-        return Described(1 << 40, (count,), (1,), dtype)
-
-    for dim, dtype, weights in (
-        (16, "bfloat16", None), (64, "bfloat16", None), (256, "float16", "float32"),
-        (256, "float32", None),
+    for dim, dtype, mode in (
+        (16, "bfloat16", "sum"), (64, "bfloat16", "sum"), (256, "float16", "weighted"),
+        (256, "float32", "sum"),
     ):  # fmt: skip
-        factors = None if weights is None else numbers(500, weights)
-        table = PooledTable(
-            matrix(99, dim, dtype), numbers(500, "int64"), numbers(64, "int64"), factors
+        numbers = matrix(1, 500, "int64")
+        weights = matrix(1, 500, "float32") if mode == "weighted" else None
+        operands = TableOperands(
+            [matrix(99, dim, dtype)], [numbers], [numbers], matrix(64, dim, dtype), [weights]
         )
-        pooled = prepare([table], arrays=DescribedArrays(90, 132))
-        made = compiled(launch_of(pooled, (0, 64), matrix(64, dim, dtype)))
+        pooled = prepare([dim], [mode], dtype, DescribedArrays(90, 132))
+        launch = launch_of(pooled, operands)
+        assert launch is not None and launch.arguments["EDGE"] > 1
+        made = compiled(launch)
         text, tile = made.asm["ptx"], pooled.tile
-        per_thread = max(tile.cols // (32 * tile.warps * pooled.edge), 1) * tile.lookups
+        edge = launch.arguments["EDGE"]
+        per_thread = max(tile.cols // (32 * tile.warps * edge), 1) * tile.lookups
         loads = text.count("ld.global.v4.b32")
         assert loads == 2 * per_thread, f"{dim} {dtype}: {loads} loads of 16 bytes"
         assert "st.global.v4.b32" in text, f"{dim} {dtype}: narrow stores"

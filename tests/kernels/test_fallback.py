@@ -13,7 +13,7 @@ import pytest
 from ficco.errors import EngineError
 from ficco.kernels import compiling, fallback, loading, pack
 from ficco.kernels.arrays import Described, DescribedArrays
-from ficco.kernels.pooling import launch_of
+from ficco.kernels.summing import launch_of
 from ficco.kernels.variants import Launch, Variant, variant_of
 
 
@@ -24,10 +24,9 @@ class Arrays(DescribedArrays):
         return 0, 7
 
 
-def pool(dim: int, capability: int = 90) -> Launch:
-    matrix = Described(1 << 20, (64, dim), (dim, 1), "float16")
-    numbers = Described(1 << 20, (64,), (1,), "int64")
-    return launch_of(matrix, numbers, numbers, (0, 8), matrix, Arrays(capability, 132))
+def total(cols: int, count: int = 2, capability: int = 90) -> Launch:
+    matrix = Described(1 << 20, (16, cols), (cols, 1), "float16")
+    return launch_of(matrix, 16, count, matrix, 0, None, matrix, Arrays(capability, 132))
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_what_the_pack_lacks_is_compiled_together(
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(fallback, "_FIRST_REPORT_S", 0.0)
-    wanted = [variant_of(pool(dim)) for dim in (16, 32, 16)]
+    wanted = [variant_of(total(64, count)) for count in (2, 3, 2)]
     assert pack.find(wanted[0], 90) is not None
     fallback.compile_together(wanted, 90)
     assert not fallback._compiled, "what is in the pack is not compiled"
@@ -64,9 +63,9 @@ def test_what_the_pack_lacks_is_compiled_together(
 def test_a_kernel_that_cannot_be_compiled_is_an_error(
     nothing_compiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd = Variant("pool_rows", ("*bf16",), True, (), 2, 3)  # it has more parameters
+    odd = Variant("sum_terms", ("*bf16",), True, (), 2, 3)  # it has more parameters
     pytest.importorskip("triton")
-    with pytest.raises(EngineError, match=r"not in the pack \(1 of pool_rows\); Triton failed"):
+    with pytest.raises(EngineError, match=r"not in the pack \(1 of sum_terms\); Triton failed"):
         fallback.find(odd, 90)
     monkeypatch.setattr(fallback, "why_not", lambda: "Triton is not installed")
     with pytest.raises(EngineError, match="Triton is not installed; pip install triton"):
@@ -89,9 +88,9 @@ def test_an_unknown_layout_is_launched_by_triton(
             return lambda **arguments: said.append(("launched", grid, arguments))
 
     def lacks(variant: Variant, capability: int) -> None:
-        raise fallback.ByTriton("the kernel pool_rows is compiled by Triton 9.9.0")
+        raise fallback.ByTriton("the kernel sum_terms is compiled by Triton 9.9.0")
 
-    launch = pool(40, 86)
+    launch = total(40, capability=86)
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.setattr(fallback, "find", lacks)
     monkeypatch.setattr(loading, "function_of", lambda kernel: Function())
@@ -107,9 +106,9 @@ def test_an_unknown_layout_is_launched_by_triton(
     assert (what, *said[0][1:]) == ("launched", grid, arguments) and grid == launch.grid
     names = [name for name, *_ in launch.kernel.parameters]
     assert [*arguments] == [*names, "num_warps", "num_stages"]
-    assert arguments["num_warps"] == launch.warps and arguments["dim"] == 40
+    assert arguments["num_warps"] == launch.warps and arguments["cols"] == 40
     assert arguments["target"].data_ptr() == 1 << 20 and arguments["target"].dtype == "fp16"
-    assert arguments["indices"].dtype == "i64"
+    assert arguments["slots"].dtype == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_without_a_private_name_kernels_are_launched_by_triton(
     pytest.importorskip("triton")
     from ficco.private import finding, triton_core
 
-    variant = variant_of(pool(40, 86))
+    variant = variant_of(total(40, capability=86))
     if ":" in lacks:
         monkeypatch.setattr(finding, "ASKED", [])
         monkeypatch.setattr(finding, "ABSENT", {})

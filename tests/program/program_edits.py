@@ -15,6 +15,7 @@ from ficco.program import (
     Gemm,
     Launch,
     OneKernel,
+    Pool,
     Program,
     Reduce,
     SignalWrite,
@@ -133,15 +134,46 @@ def other_operand(entry: Entry, rng: random.Random) -> Entry | None:
     work = _work(entry, Reduce)
     if work is not None and work.reads:
         return entry._replace(work=work._replace(reads=work.reads[1:]))
+    work = _work(entry, Pool)
+    if work is not None:
+        return _with_bag(entry, rng, _other_bags)
     return None
+
+
+def _other_bags(bag: Bag) -> Bag:
+    by = -1 if bag.bags.col0 else 1
+    bags = bag.bags._replace(col0=bag.bags.col0 + by, col1=bag.bags.col1 + by)
+    return bag._replace(bags=bags)
+
+
+def _with_bag(entry: Any, rng: random.Random, change: Callable[[Bag], Bag]) -> Entry:
+    """Change one table of a launch that pools several."""
+    bags = list(entry.work.bags)
+    at = rng.randrange(len(bags))
+    bags[at] = change(bags[at])
+    edited: Entry = entry._replace(work=Pool(tuple(bags)))
+    return edited
+
+
+def other_tables(entry: Entry, rng: random.Random) -> Entry | None:
+    """Pool one table less, or two tables into each other's columns."""
+    work = _work(entry, Pool)
+    if work is None:
+        return None
+    if len(work.bags) == 1 or rng.random() < 0.5:
+        return entry._replace(work=Pool(work.bags[1:])) if len(work.bags) > 1 else None
+    one, other = work.bags[:2]
+    swapped = one._replace(target=other.target), other._replace(target=one.target)
+    return entry._replace(work=Pool((*swapped, *work.bags[2:])))
 
 
 def other_mode(entry: Entry, rng: random.Random) -> Entry | None:
     """Pool means in place of sums, or without weights."""
     work = _work(entry, Bag)
     if work is not None:
-        mean = work.weights is None and not work.mean
-        return entry._replace(work=work._replace(weights=None, mean=mean))
+        return entry._replace(work=_other_mode(work))
+    if _work(entry, Pool) is not None:
+        return _with_bag(entry, rng, _other_mode)
     whole = _work(entry, OneKernel)
     if whole is None or not isinstance(whole.table, PoolTable) or not whole.table.modes:
         return None
@@ -149,6 +181,10 @@ def other_mode(entry: Entry, rng: random.Random) -> Entry | None:
     at = rng.randrange(len(modes))
     modes[at] = "mean" if modes[at] == "sum" else "sum"
     return entry._replace(work=whole._replace(table=whole.table._replace(modes=tuple(modes))))
+
+
+def _other_mode(bag: Bag) -> Bag:
+    return bag._replace(weights=None, mean=bag.weights is None and not bag.mean)
 
 
 def fewer_products(entry: Entry, rng: random.Random) -> Entry | None:
@@ -311,8 +347,9 @@ EDITS: dict[str, Edit] = {
     edit.__name__: edit
     for edit in (
         moved_source, moved_target, fewer_waits, fewer_raises, fewer_clears, without_after,
-        other_operand, other_mode, fewer_products, fewer_slots, other_distance, without_bias,
-        part_without_wait, part_without_signal, part_of_fewer_rows, part_without_terms,
+        other_operand, other_mode, other_tables, fewer_products, fewer_slots, other_distance,
+        without_bias, part_without_wait, part_without_signal, part_of_fewer_rows,
+        part_without_terms,
         other_number, other_way, release_of_fewer_peers, release_that_clears_less,
         without_release, other_table,
     )

@@ -1,21 +1,18 @@
 """Runs one kernel on odd shapes in every dtype and holds it against float64.
 
-TRITON_INTERPRET=1 python sum_and_pool_worker.py summing|pooling|products
+TRITON_INTERPRET=1 python sums_and_products_worker.py summing|products
 """
 
 from __future__ import annotations
 
 import sys
-from itertools import pairwise, product
 
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
-from ficco.kernels.pooling import pool_bags
 from ficco.kernels.summing import sum_partials
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def rounded(value: torch.Tensor, found: torch.Tensor, about: str) -> None:
@@ -45,32 +42,6 @@ def summing() -> None:
             assert whole[rows:].isnan().all() and whole[:, cols:].isnan().all(), "wrote beyond"
 
 
-def pooling() -> None:
-    modes = ("sum", "mean", "weighted")
-    for number, (dtype, index_dtype, mode) in enumerate(product(DTYPES, INDEX_DTYPES, modes)):
-        for dim, batch, lookups in ((1, 1, 3), (5, 7, 40), (129, 6, 90), (300, 3, 0))[number % 2 :]:
-            table = torch.randn(11, dim + 1).to(dtype)[:, :dim]
-            indices = torch.randint(11, (lookups,)).to(index_dtype)
-            offsets = torch.sort(torch.randint(lookups + 1, (batch,))).values.to(index_dtype)
-            offsets[0] = 0
-            ends = [*offsets.tolist(), lookups]
-            weights = torch.randn(lookups) if mode == "weighted" else None
-            rows = table[indices].double()
-            rows = rows if weights is None else rows * weights.double()[:, None]
-            exact = torch.stack([
-                rows[a:b].sum(0) / (max(b - a, 1) if mode == "mean" else 1)
-                for a, b in pairwise(ends)
-            ])  # fmt: skip
-            for first, last in ((0, batch), (batch // 2, batch), (0, batch // 2), (1, 1)):
-                whole = torch.full((batch + 1, dim + 1), torch.nan, dtype=dtype)
-                target = whole[: last - first, :dim]
-                given = table, indices, offsets, (first, last), target
-                pool_bags(*given, weights, mode == "mean")
-                about = f"{dtype} {index_dtype} {mode} {dim} {batch} {lookups}"
-                rounded(exact[first:last], target, about)
-                assert whole[last - first :].isnan().all() and whole[:, dim:].isnan().all()
-
-
 def products() -> None:
     """GEMMs and what is added to them, rounded once, whatever it is."""
     multiply = torch.mm
@@ -97,5 +68,5 @@ def products() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(1)
-    {"summing": summing, "pooling": pooling, "products": products}[sys.argv[1]]()
+    {"summing": summing, "products": products}[sys.argv[1]]()
     print("right")
