@@ -451,7 +451,11 @@ class Gpu:
 
     @property
     def no_store(self) -> str:
-        """Why the kernel that stores words cannot be loaded; empty if it is loaded."""
+        """Why there is no kernel that stores words; empty if it is loaded."""
+
+    @property
+    def no_await(self) -> str:
+        """Why there is no kernel that waits for words; empty if it is loaded."""
 
     def load_code(self, code: bytes, entry: str, shared_bytes: int) -> int:
         """Load a compiled kernel, and return the driver's handle, which stays valid.
@@ -539,8 +543,29 @@ def hip_capabilities(
         GpuError: as `hip_device_count`, or there is no such device.
     """
 
-def open_hip(device: int) -> Gpu:
-    """Open an AMD device. Raises as `hip_capabilities`."""
+def open_hip(device: int, await_code: bytes = b"", shared_bytes: int = 0) -> Gpu:
+    """Open an AMD device. Raises as `hip_capabilities`.
+
+    Args:
+        device: its number.
+        await_code: code object of the kernel that waits for words; empty: there is none.
+        shared_bytes: dynamic shared memory of its launches.
+    """
+
+def hip_forget_error() -> None:
+    """Clear the thread's last error of HIP, where other libraries would find it."""
+
+def hip_new_window_memory(device: int, bytes: int, words: bool) -> int:
+    """Allocate memory of an AMD device for windows, which is zero; return its address.
+
+    Args:
+        device: its number.
+        bytes: size.
+        words: whether it is for signals, which are not cached; else for data.
+    """
+
+def hip_delete_window_memory(device: int, address: int) -> None:
+    """Free memory that `hip_new_window_memory` returned."""
 
 class GpuRank:
     """One rank's GPU: the streams of its lanes, and a watchdog thread.
@@ -560,6 +585,10 @@ class GpuRank:
             group: tracks which ranks have failed or are present. Its windows are not used.
             rank: the rank of the device, in this process.
         """
+
+    @property
+    def stop_word(self) -> int:
+        """The address of the word that becomes 1 if the group fails; 0: none is set."""
 
     def set_stop_word(self, word: int) -> None:
         """Set the address of a device word, now 0, that becomes 1 if the group fails; 0: none."""

@@ -27,7 +27,7 @@ from ficco.plan import Plan
 from ficco.problem import MAX_WORLD, Problem
 from ficco.registry import Posed
 from ficco.runtime.local import LocalRuntime
-from ficco.runtime.local_gpu import CudaLocalRuntime
+from ficco.runtime.local_gpu import GpuLocalRuntime
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 from ficco.verifier.meaning import required_buffers
@@ -94,12 +94,12 @@ class Node(NodeOperators):
         self._checked: tuple[Plan, bool] | None = None  # the last plan of `run`: was it proved?
         profile = machine if isinstance(machine, Machine) else Machine.named(machine)
         self._library: Library = NUMPY
-        self._runtime: LocalRuntime | CudaLocalRuntime
+        self._runtime: LocalRuntime | GpuLocalRuntime
         if profile.engine == "cuda":
             cupy = _cupy(compute)
             self._library = cupy
             with reporting(f"opening a node of {world} GPUs"):
-                self._runtime = CudaLocalRuntime(world, profile, cupy, timeout_s)
+                self._runtime = GpuLocalRuntime(world, profile, cupy, timeout_s)
         else:
             library = computes.named("numpy" if compute is None else compute)
             self._runtime = LocalRuntime(world, profile, library, timeout_s)
@@ -302,11 +302,11 @@ class Node(NodeOperators):
     @property
     def traced(self) -> bool:
         """Whether calls record times for `timeline`: always on the host, on GPUs if set."""
-        return not isinstance(self._runtime, CudaLocalRuntime) or self._runtime.traced
+        return not isinstance(self._runtime, GpuLocalRuntime) or self._runtime.traced
 
     @traced.setter
     def traced(self, value: bool) -> None:
-        if isinstance(self._runtime, CudaLocalRuntime):
+        if isinstance(self._runtime, GpuLocalRuntime):
             self._runtime.traced = value
 
     def timeline(self) -> Timeline:
@@ -319,7 +319,7 @@ class Node(NodeOperators):
         Raises:
             TimeoutExceeded, EngineError: a call failed; the node needs `reset`.
         """
-        if isinstance(self._runtime, CudaLocalRuntime):
+        if isinstance(self._runtime, GpuLocalRuntime):
             self._runtime.synchronize()
 
     def reset(self) -> None:

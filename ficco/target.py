@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from ficco.problem import MAX_WORLD
 
-__all__ = ["HIP", "HOST", "LIBRARY", "MOST_STORED", "Target", "cuda_target", "own_signals"]
+__all__ = [
+    "HOST", "LIBRARY", "MOST_STORED", "Target", "cuda_target", "hip_target", "own_signals",
+]  # fmt: skip
 
 FEWEST_STORED = 3  # from this many signals on, one kernel is faster than stream writes
 # Signals that one kernel stores: kMostStored of the native core, less one for the watchdog's word.
@@ -61,9 +63,6 @@ class Target(NamedTuple):
 # PyTorch and torch.distributed run whole calls on the caller's stream or thread.
 LIBRARY = Target("library", kernels=False, batches=False, in_order=True, collectives=True)
 HOST = Target("host", kernels=False, threads=True, batches=False)
-# No engine runs it yet; plans are predicted for it. It has ficco's kernels, and none that stores
-# signals.
-HIP = Target("hip", kernels=True)
 
 
 def own_signals(rank: int) -> tuple[bool, ...]:
@@ -73,6 +72,19 @@ def own_signals(rank: int) -> tuple[bool, ...]:
         rank: whose streams write.
     """
     return tuple([other == rank for other in range(MAX_WORLD)])
+
+
+def hip_target(*, kernels: bool = False, copies_2d: bool = False) -> Target:
+    """Return the target of an AMD device.
+
+    All signals are 4-byte copies by copy engines, waits are kernels, and a copy has adjacent bytes.
+
+    Args:
+        kernels: see `Target`. The engine has none yet; plans are predicted with kernels.
+        copies_2d: see `Target`. Plans are predicted with such copies.
+    """
+    nowhere = (False,) * MAX_WORLD
+    return Target("hip", kernels, writable=nowhere, wait="kernel", copies_2d=copies_2d)
 
 
 def cuda_target(

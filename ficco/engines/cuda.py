@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute
+from ficco.engines import devices
 from ficco.engines.window_layout import Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.schedule import Schedule
@@ -38,7 +37,6 @@ __all__ = [
 
 GpuError = _native.GpuError
 _log = logging.getLogger("ficco")
-_SETTLES_WITHIN_S = 5.0
 _WAITS = ("stream", "kernel")  # values of FICCO_WAITS; the first is the default
 
 device_count = _native.cuda_device_count
@@ -117,8 +115,8 @@ def _requested_wait(device: int, lacks: str) -> str:
     return asked
 
 
-class Device:
-    """One rank's GPU: its streams and their watchdog.
+class Device(devices.Device):
+    """One rank's CUDA device.
 
     Args:
         ordinal: the driver's number of the device.
@@ -135,17 +133,16 @@ class Device:
     """
 
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
-        self.ordinal, self.group, self.rank = ordinal, group, rank
         gpu = _native.open_cuda(ordinal)
         self.no_store = gpu.no_store
         if gpu.no_store:
             _warn_of_streams(ordinal, gpu.no_store)
-        self.wait = _requested_wait(ordinal, gpu.no_store)
-        self.native = _native.GpuRank(gpu, group, rank)
+        self.wait = _requested_wait(ordinal, gpu.no_await)
+        super().__init__(ordinal, gpu, group, rank)
         self._stop: Any = None
 
     def stop_word(self, compute: DeviceCompute) -> int:
-        """Return the address of a word that becomes 1 when the group fails; kernels poll it."""
+        """See `devices.Device.stop_word`."""
         if self._stop is None:
             self._stop = compute.empty(1, 1, "int32")
             compute.reduce([], self._stop)  # 0
@@ -154,38 +151,6 @@ class Device:
             weakref.finalize(self, self.native.set_stop_word, 0)
         address, _ = compute.place(self._stop)
         return address
-
-    def forget(self, window: Window) -> None:
-        """Stop the watchdog's use of a window that has no enqueued calls left.
-
-        Call this before the window's memory is freed: the watchdog writes there when the group
-        fails.
-
-        Raises:
-            GpuError: a read of the window does not end in time; the memory must not be freed.
-        """
-        self.native.forget(window.native)
-
-    @contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Suspend the peers' timeout while this rank prepares a call, which may compile kernels."""
-        self.group.set_preparing(self.rank, True)
-        try:
-            yield
-        finally:
-            self.group.set_preparing(self.rank, False)
-
-    def follow(self, stream: int) -> None:
-        """Make a stream of the device wait for the end of this rank's last call."""
-        self.native.follow(stream)
-
-    def settle(self) -> None:
-        """Wait until the group knows the failure that an ended kernel has reported."""
-        if not self.native.missed:
-            return
-        limit = time.monotonic() + _SETTLES_WITHIN_S
-        while self.native.missed and self.group.failure() is None and time.monotonic() < limit:
-            time.sleep(1e-3)
 
 
 def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ficco import _native
 from ficco.compute import DeviceCompute
 from ficco.encoding import Row, Segment, encode, trace_rows
-from ficco.engines.cuda import Device
+from ficco.engines.devices import Device
 from ficco.engines.launches import Launches
 from ficco.engines.library_calls import Call, View, call_of, whole_product
 from ficco.engines.prepared import CallSlots, PreparedCall

@@ -26,7 +26,7 @@ from ficco.compute import (
 )
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.encoding import Encoded
-from ficco.engines.cuda import Device
+from ficco.engines.devices import Device
 from ficco.engines.library_calls import View
 from ficco.engines.window_layout import COPIES, Window
 from ficco.errors import EngineError, InputError

@@ -87,21 +87,28 @@ class Probe:
     """One rank's part in the test of whether a kind of signal arrives.
 
     Args:
-        device: the driver's number of the rank's device.
+        gpu: the rank's device.
         bases: address of every rank's window, zeroed; the probe overwrites the contents.
+        word_bases: address of every rank's words.
         layout: layout of the windows.
         rank: this rank.
         writable: see `writable_words`.
     """
 
     def __init__(
-        self, device: int, bases: Sequence[int], layout: Layout, rank: int, writable: list[bool]
+        self,
+        gpu: _native.Gpu,
+        bases: Sequence[int],
+        word_bases: Sequence[int],
+        layout: Layout,
+        rank: int,
+        writable: list[bool],
     ) -> None:
-        words = [base + copy * WORDS_BYTES for base in bases for copy in range(COPIES)]
+        words = [base + copy * WORDS_BYTES for base in word_bases for copy in range(COPIES)]
         data = [base + layout.data for base in bases for _ in range(COPIES)]
         window = _native.GpuWindow(words, data, layout.size - layout.data, writable)
         self._rank = rank
-        self._native = _native.GpuProbe(_native.open_cuda(device), window, rank)
+        self._native = _native.GpuProbe(gpu, window, rank)
 
     def send(self, value: int) -> str:
         """Send to every peer; return the driver's error, or ""."""

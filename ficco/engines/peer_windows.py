@@ -131,6 +131,38 @@ class Peers:
             task = f"querying the capture of a stream of device {self.devices[rank]}"
             return int(_call("cuStreamIsCapturing", stream, task=task)) != 0
 
+    def allocate(self, rank: int, size: int) -> tuple[int, int]:
+        """Return the addresses of a rank's zeroed memory: of all of it, and of its words."""
+        with self.current(rank):
+            task = f"a window of {size} bytes on device {self.devices[rank]}"
+            base = int(_call("cuMemAlloc", size, task=task))
+            _call("cuMemsetD8", base, 0, size, task=task)
+        self.synchronize(rank)  # fills are asynchronous
+        return base, base
+
+    def free(self, rank: int, base: int, words: int) -> None:
+        """Free what `allocate` returned."""
+        with self.current(rank):
+            _call("cuMemFree", base, task=f"freeing a window on device {self.devices[rank]}")
+
+    def fill(self, rank: int, at: int, value: int, count: int) -> None:
+        """Store a 32-bit value so many times in a rank's memory; see `synchronize`."""
+        with self.current(rank):
+            task = f"filling a window on device {self.devices[rank]}"
+            _call("cuMemsetD32", at, value, count, task=task)
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds of signals to try; see `ficco.engines.peer_signals`."""
+        return allowed_kinds()
+
+    def writable(self, kind: str, rank: int) -> list[bool]:
+        """Return, per rank, whether streams of a rank write to its words."""
+        return writable_words(kind, self.devices, rank)
+
+    def open(self, rank: int) -> _native.Gpu:
+        """Open a rank's device for the native core."""
+        return _native.open_cuda(self.devices[rank])
+
     def close(self) -> None:
         """Release the contexts; they stay alive if other users have retained them."""
         while self._contexts:
@@ -154,6 +186,7 @@ class PeerWindows:
     Attributes:
         signals: the kind of signals, see `ficco.engines.peer_signals`.
         bases: address of every rank's memory, laid out by `Layout`.
+        word_bases: address of every rank's words, which may have memory of their own.
         sizes: bytes of one copy, rounded up.
 
     Raises:
@@ -163,43 +196,34 @@ class PeerWindows:
     def __init__(self, peers: Peers, sizes: WindowBytes, signals: str | None = None) -> None:
         self._layout = Layout(sizes)
         self.sizes = self._layout.sizes
-        self._bases: list[int] = []
+        self._bases: list[tuple[int, int]] = []  # of all of a rank's memory, and of its words
         self._end = weakref.finalize(self, _free_silently, peers, self._bases)
         self._end.atexit = False  # the end of the process frees the memory
         self._peers = peers
         try:
             for rank in range(peers.world):
-                self._add(rank)
+                self._bases.append(peers.allocate(rank, self._layout.size))
+            self.bases, self.word_bases = zip(*self._bases, strict=True)
             self.signals = signals or self._probed()
             for rank in range(peers.world):
                 self._fill(rank)
         except BaseException:
             self._end()
             raise
-        self.bases = tuple(self._bases)
-
-    def _add(self, rank: int) -> None:
-        size = self._layout.size
-        with self._peers.current(rank):
-            task = f"a window of {size} bytes on device {self._peers.devices[rank]}"
-            base = int(_call("cuMemAlloc", size, task=task))
-            self._bases.append(base)
-            _call("cuMemsetD8", base, 0, size, task=task)
-        self._peers.synchronize(rank)  # fills are asynchronous
 
     def _probed(self) -> str:
         """Return the kind of signals that reaches all devices; windows must be zeroed."""
-        peers, kinds = self._peers, allowed_kinds()
+        peers, kinds = self._peers, self._peers.kinds()
         if peers.world == 1:
             return kinds[0]
 
         def complaints(kind: str, value: int) -> list[str]:
             probes = [
                 Probe(
-                    device, self._bases, self._layout, rank,
-                    writable_words(kind, peers.devices, rank),
+                    peers.open(rank), self.bases, self.word_bases, self._layout, rank,
+                    peers.writable(kind, rank),
                 )
-                for rank, device in enumerate(peers.devices)
+                for rank in range(peers.world)
             ]  # fmt: skip
             errors = [probe.send(value) for probe in probes]
             return errors if any(errors) else [probe.look(value) for probe in probes]
@@ -208,22 +232,20 @@ class PeerWindows:
 
     def _fill(self, rank: int) -> None:
         """Bring a window into its initial state."""
-        peers, layout, base = self._peers, self._layout, self._bases[rank]
-        task = f"filling a window on device {peers.devices[rank]}"
-        with peers.current(rank):
-            _call("cuMemsetD8", base, 0, layout.size, task=task)
-            first = 4 * signal_place(Signal(rank, "free", 0))
-            for copy in range(COPIES):
-                place = base + copy * WORDS_BYTES + first
-                _call("cuMemsetD32", place, 1, peers.world, task=task)
-            mail = (layout.size - layout.mail_data) // 4
-            _call("cuMemsetD32", base + layout.mail_data, VACANT, mail, task=task)
+        peers, layout, (base, words) = self._peers, self._layout, self._bases[rank]
+        peers.fill(rank, base, 0, layout.size // 4)
+        for copy in range(COPIES):
+            first = words + copy * WORDS_BYTES
+            peers.fill(rank, first, 0, WORDS_BYTES // 4)
+            peers.fill(rank, first + 4 * signal_place(Signal(rank, "free", 0)), 1, peers.world)
+        mail = (layout.size - layout.mail_data) // 4
+        peers.fill(rank, base + layout.mail_data, VACANT, mail)
         peers.synchronize(rank)
 
     def view(self, rank: int) -> Window:
         """Return a rank's view of the windows; the view keeps their memory."""
-        writable = writable_words(self.signals, self._peers.devices, rank)
-        return Window(self.bases, rank, self.sizes, self, writable)
+        writable = self._peers.writable(self.signals, rank)
+        return Window(self.bases, rank, self.sizes, self, writable, self.word_bases)
 
     def close(self) -> None:
         """Wait for all devices, then free the windows; a second call does nothing.
@@ -239,7 +261,7 @@ class PeerWindows:
         self._end.detach()
 
 
-def _free(peers: Peers, bases: list[int]) -> None:
+def _free(peers: Peers, bases: list[tuple[int, int]]) -> None:
     errors = []
     for rank in range(peers.world):
         try:
@@ -247,18 +269,16 @@ def _free(peers: Peers, bases: list[int]) -> None:
         except EngineError as error:
             errors.append(error)
     while bases:
-        base = bases.pop()
-        rank = len(bases)
+        memory = bases.pop()
         try:
-            with peers.current(rank):
-                _call("cuMemFree", base, task=f"freeing a window on device {peers.devices[rank]}")
+            peers.free(len(bases), *memory)
         except EngineError as error:
             errors.append(error)
     if errors:
         raise errors[0]
 
 
-def _free_silently(peers: Peers, bases: list[int]) -> None:
+def _free_silently(peers: Peers, bases: list[tuple[int, int]]) -> None:
     with contextlib.suppress(EngineError):  # a finalizer has no caller to report to
         _free(peers, bases)
 

@@ -58,6 +58,7 @@ class Window:
         sizes: bytes of one copy.
         keep: owner of the memory; it is kept as long as the window.
         writable: per rank, whether this rank's streams may write to its words; empty: all.
+        word_bases: address of every rank's words, if they have memory of their own.
 
     Attributes:
         sizes: bytes of one copy, rounded up.
@@ -74,6 +75,7 @@ class Window:
         sizes: WindowBytes,
         keep: Any,
         writable: Sequence[bool] = (),
+        word_bases: Sequence[int] = (),
     ) -> None:
         layout = Layout(sizes)
         self.sizes, self.rank, self.keep = layout.sizes, rank, keep
@@ -81,14 +83,14 @@ class Window:
         self.held: list[Any] = []
         self.recent: deque[Any] = deque(maxlen=_RECENT)
 
-        def copies(first: int, step: int) -> list[list[int]]:
-            return [[base + first + copy * step for base in bases] for copy in range(COPIES)]
+        def copies(at: Sequence[int], first: int, step: int) -> list[list[int]]:
+            return [[base + first + copy * step for base in at] for copy in range(COPIES)]
 
-        self.words = copies(0, WORDS_BYTES)
-        self.data = copies(layout.data, self.sizes.window)
+        self.words = copies(word_bases or bases, 0, WORDS_BYTES)
+        self.data = copies(bases, layout.data, self.sizes.window)
         self.mail = OneKernelWindows(
-            copies(layout.mail_words, _MAIL_WORDS_BYTES),
-            copies(layout.mail_data, self.sizes.mailbox),
+            copies(bases, layout.mail_words, _MAIL_WORDS_BYTES),
+            copies(bases, layout.mail_data, self.sizes.mailbox),
             bases[rank] + layout.counts,
         )
         by_rank = [

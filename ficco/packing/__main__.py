@@ -1,6 +1,7 @@
-"""Build the pack: python -m ficco.packing [CAPABILITY ...] [--work FOLDER] [--processes N].
+"""Build the pack: python -m ficco.packing [CAPABILITY ...] [--work FOLDER] [--processes N] [--amd].
 
 No GPU is needed. It needs the Triton version `building.TRITON` and about 3 core-seconds a kernel.
+With --amd it builds the code objects for AMD's devices instead, which takes a second.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import os
 from pathlib import Path
 
-from ficco.packing import building, grid
+from ficco.packing import amd, building, grid
 
 __all__ = ["main"]
 
@@ -20,7 +21,11 @@ def main() -> None:
     parser.add_argument("capability", type=int, nargs="*", default=sorted(grid.COVERAGE))
     parser.add_argument("--work", type=Path, default=Path("build/packing"), help="work folder")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--amd", action="store_true", help="build the code for AMD's devices")
     options = parser.parse_args()
+    if options.amd:
+        amd.write()
+        return
     for capability in options.capability:
         building.write(
             capability, options.work, options.processes, lambda text: print(text, flush=True)

@@ -7,7 +7,7 @@ from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.passes import compile_plan
 from ficco.schedule import Schedule
-from ficco.target import HIP, LIBRARY, cuda_target
+from ficco.target import LIBRARY, cuda_target, hip_target
 
 __all__ = ["check_predicted", "check_served"]
 
@@ -44,4 +44,5 @@ def check_served(lowered: Lowered, engine: str | None, predicted: Machine | None
         compile_plan(plan, LIBRARY)
         return
     if engine in ("cuda", "hip"):  # compiling raises for parts that no kernel supports
-        compile_plan(plan, cuda_target() if engine == "cuda" else HIP)
+        target = cuda_target() if engine == "cuda" else hip_target(kernels=True, copies_2d=True)
+        compile_plan(plan, target)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from ficco.compute import DeviceCompute
-from ficco.engines import cuda, gpu
+from ficco.engines import cuda, devices, gpu
 from ficco.engines.peer_windows import Group, Peers, PeerWindows, new_group
 from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
@@ -30,7 +30,7 @@ from ficco.runtime.failures import error_of
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["CudaLocalRuntime", "NodeCompute"]
+__all__ = ["GpuLocalRuntime", "NodeCompute"]
 
 _IDLE_WITHIN_S = 10.0  # for a device, after the group has failed and its waits are released
 _POLL_S = 0.05
@@ -79,9 +79,19 @@ class _Place(NamedTuple):
     """The windows and devices that calls use until the windows grow or are reset."""
 
     group: Group
-    devices: list[cuda.Device]
+    devices: list[devices.Device]
     windows: PeerWindows
     views: list[Window]
+
+
+def _vendor_of(engine: str) -> tuple[Any, type[Peers]]:
+    """Return the module of a vendor's devices, and the class of the devices of one process."""
+    if engine == "cuda":
+        return cuda, Peers
+    from ficco.engines import hip
+    from ficco.engines.hip_peers import HipPeers
+
+    return hip, HipPeers
 
 
 def _free(place: _Place) -> None:
@@ -91,7 +101,7 @@ def _free(place: _Place) -> None:
     place.windows.close()
 
 
-class CudaLocalRuntime:
+class GpuLocalRuntime:
     """The ranks of one process, rank r on device r.
 
     Calls from several threads run one at a time. The arrays of rank r are on device r, ready on
@@ -99,7 +109,7 @@ class CudaLocalRuntime:
 
     Args:
         world: number of ranks.
-        machine: a profile whose engine is "cuda".
+        machine: a profile whose engine is "cuda" or "hip".
         compute: the library for GEMMs.
         timeout_s: the longest time that any wait on a device may last, in seconds.
 
@@ -115,12 +125,14 @@ class CudaLocalRuntime:
     def __init__(
         self, world: int, machine: Machine, compute: NodeCompute, timeout_s: float
     ) -> None:
-        check_machine(world, machine, "cuda")
-        cuda.served_version()  # raises if the driver lacks a function
+        engine = "hip" if machine.engine == "hip" else "cuda"
+        check_machine(world, machine, engine)
+        self._vendor, peers = _vendor_of(engine)
+        self._vendor.served_version()  # raises if the driver lacks a function
         self.world, self.machine = world, machine
         self.traced = False
         self._compute = compute
-        self._peers = Peers(range(world))
+        self._peers = peers(range(world))
         self._lock = threading.Lock()
         self._bound: BoundPrograms[_Bound] = BoundPrograms()
         self._recent: deque[_Bound] = deque(maxlen=BOUND_PROGRAMS)
@@ -215,7 +227,7 @@ class CudaLocalRuntime:
 
     def _bind(self, plan: Plan, streams: Sequence[Any]) -> _Bound:
         if self.world > 1:
-            cuda.check_runs(plan.schedule, self._compute)
+            self._vendor.check_runs(plan.schedule, self._compute)
         need = window_bytes_of(plan.ranks[0]).joined(LEAST if self.world > 1 else WindowBytes())
         if not self._place.windows.sizes.has(need):
             self._grow(need, streams)
@@ -224,7 +236,7 @@ class CudaLocalRuntime:
         def bind(rank: int) -> gpu.BoundProgram:
             with self._compute.on(rank, streams[rank]):
                 device, view = place.devices[rank], place.views[rank]
-                target = cuda.target_of(device, view, self._compute)
+                target = self._vendor.target_of(device, view, self._compute)
                 program = compile_plan(plan.ranks[rank], target)
                 return gpu.BoundProgram(program, device, view, self._compute, plan.digest)
 
@@ -369,16 +381,17 @@ class CudaLocalRuntime:
 
     # ---- windows
 
-    def _new_place(self, group: Group, devices: list[cuda.Device], sizes: WindowBytes) -> _Place:
+    def _new_place(self, group: Group, opened: list[devices.Device], sizes: WindowBytes) -> _Place:
         """Make windows, for existing devices or for new ones."""
         windows = PeerWindows(self._peers, sizes, self._signals)
         self._signals = windows.signals
         try:
-            devices = devices or [cuda.Device(rank, group, rank) for rank in range(self.world)]
+            device = self._vendor.Device
+            opened = opened or [device(rank, group, rank) for rank in range(self.world)]
         except BaseException:
             windows.close()
             raise
-        return _Place(group, devices, windows, [windows.view(rank) for rank in range(self.world)])
+        return _Place(group, opened, windows, [windows.view(rank) for rank in range(self.world)])
 
     def _each_capturing(self, streams: Sequence[Any]) -> list[bool]:
         """Return for every rank whether its stream is being captured into a graph."""

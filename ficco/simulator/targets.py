@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ficco.machine import Machine
-from ficco.target import HIP, HOST, Target, cuda_target, own_signals
+from ficco.target import HOST, Target, cuda_target, hip_target, own_signals
 
 __all__ = ["simulated_target"]
 
@@ -14,4 +14,4 @@ def simulated_target(machine: Machine, rank: int) -> Target:
         return HOST
     if machine.engine == "cuda":
         return cuda_target(() if machine.signals == "write" else own_signals(rank))
-    return HIP
+    return hip_target(kernels=True, copies_2d=True)

@@ -381,6 +381,7 @@ Work awaiting(const AwaitedWords& words) {
             [words](Context& context) {
                 using Clock = std::chrono::steady_clock;
                 Multiprocessors::get().wait(context.device, context);
+                const KernelRun running(context.device);
                 const auto end = Clock::now() + std::chrono::nanoseconds(words.limit_ns);
                 const auto word_of = [&](Address address) {
                     pin(context, {address, Expect::kKnown}, sizeof(std::uint32_t));
@@ -392,6 +393,7 @@ Work awaiting(const AwaitedWords& words) {
                 for (unsigned i = 0; i < words.count; ++i) {
                     const auto word = word_of(words.at[i]);
                     const auto reached = [&] {
+                        Arrivals::get().acquire();
                         return word.load(std::memory_order_acquire) == words.value[i];
                     };
                     const auto gives_up = [&] {

@@ -72,6 +72,7 @@ class FakeGpu : public Gpu {
     GpuAddress constant(std::uint32_t value) override { return kConstants + 4 * GpuAddress{value}; }
     void launch_captured(GpuStream, const std::function<void()>& enqueue) override { enqueue(); }
     const std::string& no_store() const noexcept override { return lacks; }
+    const std::string& no_await() const noexcept override { return lacks; }
     void store(std::span<const WordCommand> writes, GpuStream stream) override {
         told.push_back("store");
         nodes_.kernels += !drops;

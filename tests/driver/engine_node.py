@@ -23,7 +23,7 @@ from ficco.compute import dtype_of
 from ficco.engines.window_layout import COPIES, Layout
 from ficco.machine import Machine
 from ficco.problem import MODES, Output, Problem, chunk_sizes
-from ficco.runtime.local_gpu import CudaLocalRuntime
+from ficco.runtime.local_gpu import GpuLocalRuntime
 from ficco.schedule import Schedule
 from ficco.tables import VACANT
 
@@ -44,8 +44,8 @@ class Node:
         self.timeout_s = timeout_s
         self.runtime = self.new_runtime()
 
-    def new_runtime(self) -> CudaLocalRuntime:
-        return CudaLocalRuntime(self.world, CUDA, self.compute, self.timeout_s)
+    def new_runtime(self) -> GpuLocalRuntime:
+        return GpuLocalRuntime(self.world, CUDA, self.compute, self.timeout_s)
 
     def wait(self) -> None:
         for stream in self.streams.values():

@@ -27,7 +27,7 @@ from ficco.lowering import lower
 from ficco.lowering.cutting import is_edged
 from ficco.problem import Output, Problem
 from ficco.program import Wait
-from ficco.runtime.local_gpu import CudaLocalRuntime
+from ficco.runtime.local_gpu import GpuLocalRuntime
 from ficco.schedule import Schedule
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -304,7 +304,7 @@ def plans(world: int) -> None:
 def no_start(world: int, pattern: str) -> None:
     """What a machine lacks is said at once."""
     with expected(Exception, pattern):
-        CudaLocalRuntime(world, CUDA, NumpyOnStream({}), 1.0)
+        GpuLocalRuntime(world, CUDA, NumpyOnStream({}), 1.0)
 
 
 def kernels_that_load(world: int) -> None:

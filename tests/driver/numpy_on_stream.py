@@ -180,14 +180,16 @@ class NumpyOnStream:
 
     name = "numpy on streams"
     captures = True
+    _library, _launch_host, _capturing = "libcuda.so.1", "cuLaunchHostFunc", "cuStreamIsCapturing"
 
     def __init__(self, streams: Mapping[int, int]) -> None:
         self.streams = dict(streams)
         self.errors: list[str] = []
         self.on_call: Callable[[str], None] = lambda name: None
         self._numpy = NumpyCompute()
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        self._driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, _HostFunction, ctypes.c_void_p]
+        self._driver = ctypes.CDLL(self._library)
+        launch = getattr(self._driver, self._launch_host)
+        launch.argtypes = [ctypes.c_void_p, _HostFunction, ctypes.c_void_p]
         self._run = _HostFunction(self._perform)
         self._work: dict[int, tuple[Callable[[], None], bool]] = {}
         self._numbers = count(1)
@@ -234,19 +236,24 @@ class NumpyOnStream:
         with self._lock:
             free = self._free.setdefault(key, [])
             address = free.pop() if free else 0
-        if not address:
-            memory = ctypes.c_ulonglong()
-            self._check("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
-            address = memory.value
+        address = address or self._allocate(size)
         block = (ctypes.c_uint8 * size).from_address(address)
         # Given again when no handle is left, and none of the operations that have one: they are
         # done then, or a graph's. Copies have ended before the stream's next operation.
         weakref.finalize(block, self._free[key].append, address)
+        self._fill(address, size)
+        return _matrix(block, rows, cols, kind)
+
+    def _allocate(self, size: int) -> int:
+        memory = ctypes.c_ulonglong()
+        self._check("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+        return memory.value
+
+    def _fill(self, address: int, size: int) -> None:
         self._check(
             "cuMemsetD8Async", ctypes.c_ulonglong(address), ctypes.c_ubyte(255),
             ctypes.c_size_t(size), ctypes.c_void_p(self.stream()),
         )  # fmt: skip
-        return _matrix(block, rows, cols, kind)
 
     def at(self, address: int, rows: int, cols: int, dtype: str) -> Any:
         kind = dtype_of(dtype)
@@ -303,10 +310,10 @@ class NumpyOnStream:
     def _enqueue(self, name: str, work: Callable[[], None]) -> None:
         self.on_call(name)
         stream, capturing = ctypes.c_void_p(self.stream()), ctypes.c_int()
-        self._check("cuStreamIsCapturing", stream, ctypes.byref(capturing))
+        self._check(self._capturing, stream, ctypes.byref(capturing))
         number = next(self._numbers)
         self._work[number] = work, capturing.value != 0
-        self._check("cuLaunchHostFunc", stream, self._run, number)
+        self._check(self._launch_host, stream, self._run, number)
 
     def _perform(self, number: int) -> None:
         work, again = self._work.get(number, (None, False))

@@ -117,6 +117,24 @@ DOUBLE_API Status hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
     });
 }
 
+DOUBLE_API Status hipDeviceGetAttribute(int* value, int attribute, int device) {
+    constexpr int kWallClockRate = 10017;  // kHz
+    constexpr int kNumberOfXccs = 10018;
+    return hip_call("hipDeviceGetAttribute", [&](Driver& driver, Lock&) {
+        driver.device(device);
+        switch (attribute) {
+            case kWallClockRate:
+                out(value) = 100'000;
+                break;
+            case kNumberOfXccs:
+                out(value) = 8;
+                break;
+            default:
+                throw Failure{kInvalidValue};
+        }
+    });
+}
+
 DOUBLE_API Status hipDeviceCanAccessPeer(int* can, int device, int peer) {
     return hip_call("hipDeviceCanAccessPeer", [&](Driver& driver, Lock&) {
         driver.device(device);

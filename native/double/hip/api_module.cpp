@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "hip_call.hpp"
 #include "kernels.hpp"
@@ -18,6 +19,36 @@ constexpr Status kNoBinary = 209;
 constexpr Elf64_Half kAmdGpu = 224;              // EM_AMDGPU
 constexpr std::string_view kDescriptor = ".kd";  // ends the symbol of a kernel's descriptor
 constexpr unsigned kMostSharedBytes = 64U << 10;
+
+// The kernel that waits for words, which the double runs by itself, and its parameters.
+constexpr std::string_view kAwait = "ficco_await_words";
+constexpr std::size_t kAwaited = 32;
+constexpr double kTicksANs = 0.1;  // of the constant clock
+
+std::vector<std::size_t> await_bytes() {
+    std::vector<std::size_t> bytes(kAwaited, 8);       // addresses
+    bytes.insert(bytes.end(), 2 * kAwaited, 4);        // values and numbers
+    bytes.insert(bytes.end(), {8, 8, 8, 8, 8, 8, 8});  // stop, lane, missed, ranges, size, limit
+    bytes.insert(bytes.end(), {4, 4, 8, 8});           // mark, count, scratch
+    return bytes;
+}
+
+AwaitedWords awaited_of(void** given) {
+    AwaitedWords words{};
+    void** next = given;
+    const auto take = [&](auto& value) { std::memcpy(&value, *next++, sizeof(value)); };
+    for (std::size_t i = 0; i < kAwaited; ++i) take(words.at[i]);
+    for (std::size_t i = 0; i < kAwaited; ++i) take(words.value[i]);
+    for (std::size_t i = 0; i < kAwaited; ++i) take(words.number[i]);
+    for (Address* word : {&words.stop, &words.lane, &words.missed}) take(*word);
+    for (Address& range : words.data) take(range);
+    take(words.data_bytes);
+    take(words.limit_ns);
+    words.limit_ns = static_cast<std::uint64_t>(static_cast<double>(words.limit_ns) / kTicksANs);
+    take(words.mark);
+    take(words.count);
+    return words;
+}
 
 // Kernels by module. Guarded by the driver's mutex.
 using Names = std::set<std::string>;
@@ -80,7 +111,11 @@ DOUBLE_API Status hipModuleGetFunction(FunctionHandle* function, ModuleHandle mo
         if (found == modules().end()) throw Failure{kInvalidHandle};
         if (!found->second.contains(name)) throw Failure{kNotFound};
         const ContextHandle context = driver.current()->handle;
-        out(function) = Kernels::get().add(Known::kNone, {}, context);
+        if (name == kAwait) {
+            out(function) = Kernels::get().add(Known::kAwaiting, await_bytes(), context);
+        } else {
+            out(function) = Kernels::get().add(Known::kNone, {}, context);
+        }
     });
 }
 
@@ -90,6 +125,13 @@ DOUBLE_API Status hipModuleLaunchKernel(FunctionHandle function, unsigned grid_x
                                         StreamHandle stream, void** parameters, void** extra) {
     return hip_call_on(stream, "hipModuleLaunchKernel", [&](Driver& driver, Lock&) {
         const Shape shape{grid_x, grid_y, grid_z, block_x * block_y * block_z, shared_bytes};
+        const auto kernel = Kernels::get().find(function);
+        AwaitedWords words;
+        void* one[] = {&words};
+        if (kernel != nullptr && kernel->known == Known::kAwaiting && parameters != nullptr) {
+            words = awaited_of(parameters);
+            parameters = one;
+        }
         launch(driver, function, shape, stream, parameters, extra, kMostSharedBytes);
     });
 }

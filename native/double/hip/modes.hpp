@@ -11,6 +11,8 @@
 
 namespace ficco::driver_double {
 
+class Driver;
+
 // What becomes of a copy that asks for no compute units (hipMemcpyDeviceToDeviceNoCU).
 enum class NoCu {
     kDone,       // by a copy engine

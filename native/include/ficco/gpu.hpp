@@ -178,8 +178,10 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     // that a copy of it raises a word elsewhere. It is allocated and written once per value, on a
     // separate stream, also while other streams are captured.
     virtual GpuAddress constant(std::uint32_t value) = 0;
-    // Why there are no kernels for `store` and `await`; empty if there are.
+    // Why there is no kernel for `store`; empty if there is one.
     virtual const std::string& no_store() const noexcept = 0;
+    // The same for `await`.
+    virtual const std::string& no_await() const noexcept = 0;
     // Writes up to kMostStored words by one kernel, after all earlier work, visible to all devices
     // and the host: first the leading ones with value 0, then the others in any order.
     virtual void store(std::span<const WordCommand> writes, GpuStream stream) = 0;

@@ -10,6 +10,9 @@
 // GpuSideChannel finds another way. If there is none, the watchdog writes to stderr, since a thread
 // that waits for the stream inside the driver cannot raise an error. If no way can read which word
 // is missing, the group fails without that information.
+//
+// Where streams store no words, kernels wait, and the watchdog never calls the driver: it sets a
+// stop word in its page, and a kernel that gives up says which word is missing.
 #pragma once
 
 #include <atomic>
@@ -77,7 +80,8 @@ class GpuWatch {
     // Where a kernel writes 1 + the index of a word that did not arrive.
     GpuAddress missed_word() const noexcept;
     std::uint32_t missed() const noexcept;
-    // A device word, initially 0, that becomes 1 when the group fails: kernels then give up.
+    // A device word, initially 0, that becomes 1 when the group fails: kernels then give up. Where
+    // streams store no words it is in the page, and is not set.
     void set_stop_word(GpuAddress word);
     GpuAddress stop_word();  // 0 if none is set
 
@@ -88,10 +92,15 @@ class GpuWatch {
     };
 
     void loop() noexcept;
+    double waited_s(int lane);
+    void forget_times();
     void look();
     void look_at_told();
     bool tell(int lane, std::uint32_t value, double seconds);
     bool waits_for_who_left(int lane, std::uint32_t value, double seconds);
+    void look_at_kernels();
+    void stop_kernels(bool stops) const noexcept;
+    bool awaits_who_left(const WatchedCalls& calls) const;
     void let_go();
     void release(std::uint32_t value, int lane);
     bool ask(const GpuSideChannel::Commands& commands);
@@ -121,8 +130,9 @@ class GpuWatch {
     int next_ = 1;
 
     Word stop_{0};
-    std::unique_ptr<GpuSideChannel> ways_;  // for the watchdog's requests to the device
-    GpuReader reader_;                      // guarded by asking_
+    // For the watchdog's requests to the device; null where streams store no words.
+    std::unique_ptr<GpuSideChannel> ways_;
+    GpuReader reader_;  // guarded by asking_
     std::unique_ptr<Thread> thread_;
 };
 

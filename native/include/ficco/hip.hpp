@@ -53,6 +53,13 @@ struct Capabilities {
 int device_count();
 Capabilities capabilities(int device);
 
-std::shared_ptr<Gpu> open_gpu(int device);
+// The kernel by which a device waits for words: its code object, and the dynamic shared memory of a
+// launch. Without a code object there is none.
+struct AwaitCode {
+    std::string code;
+    unsigned shared_bytes = 0;
+};
+
+std::shared_ptr<Gpu> open_gpu(int device, const AwaitCode& await = {});
 
 }  // namespace ficco::hip

@@ -30,6 +30,9 @@ inline constexpr Status kSuccess = 0;
 inline constexpr Status kNoDevice = 100;
 inline constexpr Status kNotReady = 600;
 
+inline constexpr int kWallClockRate = 10017;  // attributes of devices
+inline constexpr int kNumberOfXccs = 10018;
+
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostPortable = 1;
@@ -85,6 +88,7 @@ struct Table {
     Status (*hipGetDevice)(int*);
     Status (*hipSetDevice)(int);
     Status (*hipGetDevicePropertiesR0600)(Properties*, int);
+    Status (*hipDeviceGetAttribute)(int*, int, int);
     Status (*hipDeviceCanAccessPeer)(int*, int, int);
     Status (*hipDeviceGetStreamPriorityRange)(int*, int*);
     Status (*hipExtMallocWithFlags)(void**, std::size_t, unsigned);
@@ -142,6 +146,7 @@ inline constexpr std::tuple kFunctions{
     Entry{"hipGetDevice", &Table::hipGetDevice},
     Entry{"hipSetDevice", &Table::hipSetDevice},
     Entry{"hipGetDevicePropertiesR0600", &Table::hipGetDevicePropertiesR0600},
+    Entry{"hipDeviceGetAttribute", &Table::hipDeviceGetAttribute},
     Entry{"hipDeviceCanAccessPeer", &Table::hipDeviceCanAccessPeer},
     Entry{"hipDeviceGetStreamPriorityRange", &Table::hipDeviceGetStreamPriorityRange},
     Entry{"hipExtMallocWithFlags", &Table::hipExtMallocWithFlags},

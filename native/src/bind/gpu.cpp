@@ -97,6 +97,7 @@ void bind_gpu(nb::module_& module) {
     module.def("cuda_capabilities", &capability_tuple, "device"_a);
     nb::class_<Gpu>(module, "Gpu")
         .def_prop_ro("no_store", &Gpu::no_store)
+        .def_prop_ro("no_await", &Gpu::no_await)
         .def(
             "load_code",
             [](Gpu& gpu, const nb::bytes& code, const std::string& entry, unsigned shared_bytes) {
@@ -129,6 +130,7 @@ void bind_gpu(nb::module_& module) {
         .def(
             "forget", [](GpuRank& rank, const GpuWindow& window) { rank.watch().forget(window); },
             "window"_a, WithoutGil())
+        .def_prop_ro("stop_word", [](GpuRank& rank) { return rank.watch().stop_word(); })
         .def_prop_ro("missed", [](GpuRank& rank) { return rank.watch().missed(); })
         .def_prop_ro("missed_word", [](GpuRank& rank) { return rank.watch().missed_word(); })
         .def(

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "ficco/hip_memory.hpp"
 
 namespace ficco::bind {
 
@@ -36,9 +37,26 @@ HipTuple hip_tuple(int device) {
 void bind_hip(nb::module_& module) {
     module.def("hip_driver_version", [] { return hip::library().version; });
     module.def("hip_library", [] { return hip::library().path; });
+    module.def("hip_forget_error", [] { hip::library().table.hipGetLastError(); });
     module.def("hip_device_count", &hip::device_count);
     module.def("hip_capabilities", &hip_tuple, "device"_a);
-    module.def("open_hip", &hip::open_gpu, "device"_a, WithoutGil());
+    module.def(
+        "open_hip",
+        [](int device, const nb::bytes& await_code, unsigned shared_bytes) {
+            const hip::AwaitCode code{{await_code.c_str(), await_code.size()}, shared_bytes};
+            const nb::gil_scoped_release release;
+            return hip::open_gpu(device, code);
+        },
+        "device"_a, "await_code"_a = nb::bytes("", 0), "shared_bytes"_a = 0U);
+    module.def(
+        "hip_new_window_memory",
+        [](int device, std::size_t bytes, bool words) {
+            return hip::new_window_memory(device, bytes,
+                                          words ? hip::WindowPart::words : hip::WindowPart::data);
+        },
+        "device"_a, "bytes"_a, "words"_a, WithoutGil());
+    module.def("hip_delete_window_memory", &hip::delete_window_memory, "device"_a, "address"_a,
+               WithoutGil());
 }
 
 }  // namespace ficco::bind

@@ -207,6 +207,7 @@ class CudaGpu final : public Gpu {
     GpuAddress constant(std::uint32_t value) override { return constant_word(device_, value); }
 
     const std::string& no_store() const noexcept override { return no_store_; }
+    const std::string& no_await() const noexcept override { return no_store_; }
     void store(std::span<const WordCommand> writes, GpuStream stream) override {
         launch_store_kernel(kernels_.store, writes, static_cast<Stream>(stream));
     }

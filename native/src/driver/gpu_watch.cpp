@@ -26,7 +26,8 @@ constexpr std::uint32_t kMark = 1U << 31;
 constexpr std::size_t kLaneWords = kMaxLanes + 1;
 constexpr std::size_t kMissedPlace = kLaneWords;  // in the page
 constexpr std::size_t kProbePlace = kMissedPlace + 1;
-constexpr std::size_t kPageWords = kProbePlace + 1;
+constexpr std::size_t kStopPlace = kProbePlace + 1;
+constexpr std::size_t kPageWords = kStopPlace + 1;
 constexpr std::size_t kStagingBytes = kWordsPerCopy * sizeof(std::uint32_t);
 constexpr unsigned char kNanByte = 0xFF;  // float32, float16 and bfloat16 of these bytes are NaN
 
@@ -43,8 +44,10 @@ GpuWatch::GpuWatch(std::shared_ptr<Gpu> gpu, std::shared_ptr<Group> group, int r
     const Gpu::Current current(*gpu_);
     page_ = gpu_->new_host_page(kPageWords * sizeof(std::uint32_t));
     std::fill_n(static_cast<std::uint32_t*>(page_.host), kPageWords, 0U);
-    ways_ = std::make_unique<GpuSideChannel>(
-        gpu_, page_.device + sizeof(std::uint32_t) * kProbePlace, answers_within_s_, stop_);
+    if (gpu_->facts().words) {
+        ways_ = std::make_unique<GpuSideChannel>(
+            gpu_, page_.device + sizeof(std::uint32_t) * kProbePlace, answers_within_s_, stop_);
+    }
     thread_ =
         std::make_unique<Thread>("ficco r" + std::to_string(rank) + " watch", [this] { loop(); });
 }
@@ -108,6 +111,7 @@ void GpuWatch::set_stop_word(GpuAddress word) {
 }
 
 GpuAddress GpuWatch::stop_word() {
+    if (!ways_) return page_.device + sizeof(std::uint32_t) * kStopPlace;
     const std::lock_guard lock(mutex_);
     return stop_word_;
 }
@@ -145,7 +149,7 @@ void GpuWatch::loop() noexcept {
             } else {
                 stuck_ = said_ = false;
                 stopped_ = 0;
-                look();
+                ways_ ? look() : look_at_kernels();
                 look_at_told();
             }
         } catch (const GpuError&) {
@@ -156,30 +160,77 @@ void GpuWatch::loop() noexcept {
     }
 }
 
-// The device's stores and this exchange are mutually atomic: a mark is set only on the device's
-// last value, and any later store of the device removes it.
-void GpuWatch::look() {
-    if (group_->someone_prepares()) {  // which may take longer than the timeout of a wait
-        for (Seen& seen : seen_) seen.since_ns = now_ns();
+// Seconds since a poll first found that the lane's current call waits; negative if none waits. The
+// device's stores and this exchange are mutually atomic: a mark is set only on the device's last
+// value, and any later store of the device removes it.
+double GpuWatch::waited_s(int lane) {
+    Seen& seen = seen_[static_cast<std::size_t>(lane + 1)];
+    std::uint32_t value = word(lane).load(std::memory_order_acquire);
+    if (value == 0) {
+        seen = {};
+    } else if ((value & kMark) == 0) {
+        if (word(lane).compare_exchange_strong(value, value | kMark)) seen = {value, now_ns()};
+    } else if (seen.value != 0) {
+        return static_cast<double>(now_ns() - seen.since_ns) * 1e-9;
     }
+    return -1;
+}
+
+void GpuWatch::forget_times() {
+    if (!group_->someone_prepares()) return;  // it may take longer than the timeout of a wait
+    for (Seen& seen : seen_) seen.since_ns = now_ns();
+}
+
+void GpuWatch::look() {
+    forget_times();
     const double timeout_s = group_->timeout_s();
     const double patience_s = group_->someone_left() ? std::min(timeout_s, kLeftGraceS) : timeout_s;
     for (int lane = kInline; lane < kMaxLanes; ++lane) {
-        Seen& seen = seen_[static_cast<std::size_t>(lane + 1)];
-        std::uint32_t value = word(lane).load(std::memory_order_acquire);
-        if (value == 0) {
-            seen = {};
-        } else if ((value & kMark) == 0) {
-            if (word(lane).compare_exchange_strong(value, value | kMark)) seen = {value, now_ns()};
-        } else if (seen.value != 0) {
-            const double seconds = static_cast<double>(now_ns() - seen.since_ns) * 1e-9;
-            if (seconds > timeout_s) {
-                if (tell(lane, seen.value, seconds)) return;
-            } else if (seconds > patience_s && waits_for_who_left(lane, seen.value, seconds)) {
-                return;
-            }
+        const double seconds = waited_s(lane);
+        const std::uint32_t value = seen_[static_cast<std::size_t>(lane + 1)].value;
+        if (seconds > timeout_s) {
+            if (tell(lane, value, seconds)) return;
+        } else if (seconds > patience_s && waits_for_who_left(lane, value, seconds)) {
+            return;
         }
     }
+}
+
+// The same where kernels wait by themselves: one that waits too long is stopped, and then tells
+// which word is missing. If it does not, the group fails without that information.
+void GpuWatch::look_at_kernels() {
+    forget_times();
+    const double timeout_s = group_->timeout_s();
+    bool stops = false;
+    for (int lane = kInline; lane < kMaxLanes; ++lane) {
+        const double seconds = waited_s(lane);
+        if (seconds < 0) continue;
+        const auto calls = find(seen_[static_cast<std::size_t>(lane + 1)].value);
+        const bool left =
+            group_->someone_left() && seconds > kLeftGraceS && calls && awaits_who_left(*calls);
+        stops = stops || left || seconds > timeout_s;
+        if (seconds <= timeout_s + answers_within_s_) continue;
+        Failure failure{rank_, -1, -1, -1, Failure::Kind::timeout, seconds, 0, 0};
+        if (calls && !calls->awaited.empty()) {
+            failure.step = calls->awaited.front().step;
+            failure.word_rank = rank_;
+        }
+        group_->fail(failure);
+        return;
+    }
+    stop_kernels(stops && missed() == 0);
+}
+
+void GpuWatch::stop_kernels(bool stops) const noexcept {
+    std::atomic_ref(static_cast<std::uint32_t*>(page_.host)[kStopPlace])
+        .store(stops ? 1 : 0, std::memory_order_release);
+}
+
+// Whether a call waits for a word whose raiser has left; the word may have arrived.
+bool GpuWatch::awaits_who_left(const WatchedCalls& calls) const {
+    return std::ranges::any_of(calls.awaited, [&](const AwaitedWord& awaited) {
+        return group_->has_left(raiser_of(rank_, awaited.index));
+    });
 }
 
 // Runs commands on the device; sets `stuck_` and returns false if it does not complete them.
@@ -191,6 +242,7 @@ bool GpuWatch::ask(const GpuSideChannel::Commands& commands) {
 // The words of a copy of the own window, or null if they cannot be read. A blocked read does not
 // imply that other commands are blocked.
 const std::uint32_t* GpuWatch::read_words(const GpuWindow& window, int copy) {
+    if (!ways_) return nullptr;
     auto way = ways_->answering();
     stuck_ = !way;
     if (stuck_) return nullptr;
@@ -294,6 +346,10 @@ bool GpuWatch::waits() const noexcept {
 
 // After the group has failed, releases all waits of this device, with NaN in its window.
 void GpuWatch::let_go() {
+    if (!ways_) {
+        stop_kernels(true);
+        return;
+    }
     {
         const std::lock_guard lock(mutex_);  // until the word is written, as it may be freed then
         if (stop_word_ != 0 && (waits() || stopped_ != stop_word_)) {

@@ -2,10 +2,12 @@
 #include "ficco/hip.hpp"
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ficco/hip_await.hpp"
 #include "ficco/hip_code.hpp"
 #include "ficco/hip_constants.hpp"
 #include "ficco/hip_device.hpp"
@@ -24,11 +26,16 @@ Properties properties(int device) {
 
 class HipGpu final : public Gpu {
   public:
-    explicit HipGpu(int device)
+    HipGpu(int device, const AwaitCode& await)
         : table_(library().table), device_(device), shared_bytes_(properties(device).shared_bytes) {
         const Current current(*this);
         int least = 0;
         call<&Table::hipDeviceGetStreamPriorityRange>(&least, &urgent_);
+        if (await.code.empty()) {
+            no_await_ = "no code for its architecture was given when the device was opened";
+        } else {
+            await_ = std::make_unique<AwaitKernel>(device, await.code, await.shared_bytes);
+        }
     }
 
     GpuFacts facts() const noexcept override { return {}; }
@@ -100,14 +107,16 @@ class HipGpu final : public Gpu {
     }
     GpuAddress constant(std::uint32_t value) override { return constant_word(device_, value); }
     const std::string& no_store() const noexcept override {
-        static const std::string reason = "the core has no code for AMD devices";
+        static const std::string reason = "copies of constants raise words on AMD devices";
         return reason;
     }
     void store(std::span<const WordCommand>, GpuStream) override {
         refuse("kernel that stores words: " + no_store());
     }
-    void await(const KernelWait&, GpuStream) override {
-        refuse("kernel that waits for words: " + no_store());
+    const std::string& no_await() const noexcept override { return no_await_; }
+    void await(const KernelWait& wait, GpuStream stream) override {
+        if (!await_) refuse("kernel that waits for words: " + no_await_);
+        await_->launch(wait, static_cast<Stream>(stream));
     }
 
     void fill(GpuAddress address, unsigned char byte, std::size_t bytes,
@@ -189,6 +198,8 @@ class HipGpu final : public Gpu {
     const int device_;
     const std::size_t shared_bytes_;
     int urgent_ = 0;
+    std::string no_await_;
+    std::unique_ptr<const AwaitKernel> await_;
 };
 
 void HipGpu::launch_captured(GpuStream stream, const std::function<void()>& enqueue) {
@@ -278,9 +289,9 @@ Capabilities capabilities(int device) {
     return result;
 }
 
-std::shared_ptr<Gpu> open_gpu(int device) {
+std::shared_ptr<Gpu> open_gpu(int device, const AwaitCode& await) {
     check_ordinal(device);
-    return std::make_shared<HipGpu>(device);
+    return std::make_shared<HipGpu>(device, await);
 }
 
 }  // namespace ficco::hip

@@ -43,14 +43,13 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
 
     const GpuFacts facts = rank_->gpu().facts();
     std::map<int, std::size_t> stored;  // words that a kernel stores or waits for, by step
-    const auto check_kernel = [&](const Op& op) {
+    const auto check_kernel = [&](const Op& op, const char* does, const std::string& lacks) {
         if (op.lane != kInline) {
             throw std::invalid_argument(
                 "a kernel stores words, or waits for them, on the caller's stream alone");
         }
-        const std::string lacks = rank_->gpu().no_store();
         if (!lacks.empty()) {
-            throw std::invalid_argument("no kernel stores words or waits for them: " + lacks);
+            throw std::invalid_argument(std::string("no kernel ") + does + ": " + lacks);
         }
         if (++stored[op.step] > kMostStored) {
             throw std::invalid_argument("step " + std::to_string(op.step) +
@@ -65,11 +64,13 @@ GpuProgram::GpuProgram(std::shared_ptr<GpuRank> rank, std::shared_ptr<const GpuW
             throw std::invalid_argument("a stream may not write the words of rank " +
                                         std::to_string(op.word.rank) + "; copy or store them");
         }
-        if (op.word.how == Raising::store) check_kernel(op);
+        if (op.word.how == Raising::store) {
+            check_kernel(op, "stores words", rank_->gpu().no_store());
+        }
     };
     const auto check_wait = [&](const Op& op) {
         if (op.word.how == Raising::store) {
-            check_kernel(op);
+            check_kernel(op, "waits for words", rank_->gpu().no_await());
             if (rank_->watch().stop_word() == 0) {
                 throw std::invalid_argument("a kernel that waits needs a stop word; set one first");
             }

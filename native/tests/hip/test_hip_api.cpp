@@ -52,6 +52,7 @@ FICCO_PROVE(hipGetDeviceCount)
 FICCO_PROVE(hipGetDevice)
 FICCO_PROVE(hipSetDevice)
 FICCO_PROVE(hipGetDevicePropertiesR0600)
+FICCO_PROVE(hipDeviceGetAttribute)
 FICCO_PROVE(hipDeviceCanAccessPeer)
 FICCO_PROVE(hipDeviceGetStreamPriorityRange)
 FICCO_PROVE(hipExtMallocWithFlags)
@@ -103,6 +104,8 @@ static_assert(own::kHostMapped == hipHostMallocMapped);
 static_assert(own::kHostCoherent == hipHostMallocCoherent);
 static_assert(own::kMemoryFineGrained == hipDeviceMallocFinegrained);
 static_assert(own::kMemoryUncached == hipDeviceMallocUncached);
+static_assert(own::kWallClockRate == hipDeviceAttributeWallClockRate);
+static_assert(own::kNumberOfXccs == hipDeviceAttributeNumberOfXccs);
 static_assert(own::kIpcEnablePeerAccess == hipIpcMemLazyEnablePeerAccess);
 static_assert(own::kCopyToDevice == hipMemcpyHostToDevice);
 static_assert(own::kCopyToHost == hipMemcpyDeviceToHost);

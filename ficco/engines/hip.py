@@ -1,0 +1,104 @@
+"""AMD's devices: what they can do, their streams and watchdog, and the targets of their programs.
+
+Nothing here has run on AMD's hardware; see "AMD" in docs/design.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ficco import _native
+from ficco.compute import DeviceCompute
+from ficco.engines import devices
+from ficco.engines.window_layout import Window
+from ficco.errors import ScheduleError
+from ficco.kernels.amd_code import AWAIT_SHARED_BYTES, await_code
+from ficco.schedule import Schedule
+from ficco.target import Target, hip_target
+
+__all__ = ["Capabilities", "Device", "capabilities", "check_runs", "served_version", "target_of"]
+
+
+class Capabilities(NamedTuple):
+    """What a device can do; see `capabilities`.
+
+    Attributes:
+        name, arch: the device, and the code that it runs, such as "gfx942".
+        pci: PCI domain, bus and device; the same in processes that number devices differently.
+        compute_units: number of compute units.
+        warp: threads of a wavefront.
+        memory_bytes, shared_bytes: of the device; that a block may use.
+        peers: per device, whether this device can access its memory.
+    """
+
+    name: str
+    arch: str
+    pci: tuple[int, int, int]
+    compute_units: int
+    warp: int
+    memory_bytes: int
+    shared_bytes: int
+    peers: Sequence[bool]
+
+
+def capabilities(device: int) -> Capabilities:
+    """Return what a device can do.
+
+    Raises:
+        GpuError: there is no HIP library, it is too old, or it has no such device.
+    """
+    return Capabilities(*_native.hip_capabilities(device))
+
+
+def served_version() -> str:
+    """Return the version of HIP, as "7.1".
+
+    Raises:
+        GpuError: there is no HIP library, or it is too old.
+    """
+    version = _native.hip_driver_version()
+    return f"{version // 10_000_000}.{version // 100_000 % 100}"
+
+
+class Device(devices.Device):
+    """One rank's AMD device; arguments are those of `ficco.engines.cuda.Device`.
+
+    Raises:
+        GpuError: a call of HIP fails.
+        EngineError: there is no code for the device.
+    """
+
+    def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
+        code = await_code(capabilities(ordinal).arch)
+        gpu = _native.open_hip(ordinal, code, AWAIT_SHARED_BYTES)
+        super().__init__(ordinal, gpu, group, rank)
+
+    def stop_word(self, compute: DeviceCompute) -> int:
+        """See `devices.Device.stop_word`; the watchdog has the word in host memory."""
+        return self.native.stop_word
+
+
+def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
+    """Check that a schedule can run on every rank.
+
+    Only the schedule is read, so that all ranks refuse it alike, whatever their own plans need.
+
+    Raises:
+        ScheduleError: the schedule cannot run; the message names one that can.
+    """
+    for axis, value, why, nearest in (
+        ("transport", "sm", "there is no kernel that stores at peers", "dma"),
+        ("compute", "gated", "there is no kernel that waits for chunks", "per_chunk"),
+        ("cut", "cols", "copy engines copy each row of a chunk of columns by itself", "rows"),
+    ):
+        if getattr(schedule, axis) == value:
+            raise ScheduleError(
+                f"{axis}={value!r} does not run on AMD devices: {why}; the nearest that works is "
+                f"{axis}={nearest!r}"
+            )
+
+
+def target_of(device: Device, window: Window, compute: DeviceCompute) -> Target:
+    """Return the target that programs for a device, its windows and a library are compiled for."""
+    return hip_target()

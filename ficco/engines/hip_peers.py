@@ -1,0 +1,156 @@
+"""AMD's devices of one process, which access each other's memory, over hip-python.
+
+Nothing here has run on AMD's hardware; see "AMD" in docs/design.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ficco import _native
+from ficco.engines.peer_windows import Peers
+from ficco.engines.window_layout import COPIES, WORDS_BYTES
+from ficco.errors import EngineError
+
+__all__ = ["HipPeers"]
+
+_REACHED_ALREADY = 704
+_TO_DEVICE = 1
+
+
+class HipPeers(Peers):
+    """AMD's devices of one process, one per rank.
+
+    Raises:
+        EngineError: there are too few devices, two have no peer access, hip-python is missing, or
+            a call of HIP fails.
+    """
+
+    def _open(self) -> None:
+        what = f"opening the devices {list(self.devices)}"
+        count = int(_call("hipGetDeviceCount", task=what))
+        if len(set(self.devices)) != self.world:
+            raise EngineError(f"{what}: every rank needs a device of its own; name each once")
+        if not all(0 <= device < count for device in self.devices):
+            raise EngineError(
+                f"{what}: {count} devices found; use fewer ranks, or let HIP_VISIBLE_DEVICES name "
+                "more devices"
+            )
+        for rank in range(self.world):
+            with self.current(rank):
+                for peer in range(self.world):
+                    if peer != rank:
+                        self._reach(rank, peer)
+
+    def _reach(self, rank: int, peer: int) -> None:
+        own, other = self.devices[rank], self.devices[peer]
+        pair = f"device {own} to device {other}"
+        if not _call("hipDeviceCanAccessPeer", own, other, task=f"querying access of {pair}"):
+            raise EngineError(
+                f"no peer access from {pair}, which windows need; use devices that XGMI or one "
+                "PCIe switch connects, named by HIP_VISIBLE_DEVICES"
+            )
+        status, *_ = _status("hipDeviceEnablePeerAccess", other, 0)
+        if int(status) not in (0, _REACHED_ALREADY):
+            raise _refused(f"access of {pair}", "hipDeviceEnablePeerAccess", status)
+        _native.hip_forget_error()  # the thread's last error has it if access was allowed before
+
+    @contextmanager
+    def current(self, rank: int) -> Iterator[None]:
+        """Make a rank's device current on this thread inside the block."""
+        what = f"using device {self.devices[rank]}"
+        before = int(_call("hipGetDevice", task=what))
+        _call("hipSetDevice", self.devices[rank], task=what)
+        try:
+            yield
+        finally:
+            _call("hipSetDevice", before, task=what)
+
+    def synchronize(self, rank: int) -> None:
+        """Wait until a rank's device has completed all enqueued work.
+
+        Raises:
+            EngineError: the device has failed, or a graph is being captured.
+        """
+        with self.current(rank):
+            _call("hipDeviceSynchronize", task=f"waiting for device {self.devices[rank]}")
+
+    def capturing(self, rank: int, stream: int) -> bool:
+        """Return whether a stream of a rank's device is being captured into a graph."""
+        with self.current(rank):
+            task = f"querying the capture of a stream of device {self.devices[rank]}"
+            return int(_call("hipStreamIsCapturing", stream, task=task)) != 0
+
+    def allocate(self, rank: int, size: int) -> tuple[int, int]:
+        """Return the addresses of a rank's zeroed memory, and of memory for its words."""
+        device = self.devices[rank]
+        base = _native.hip_new_window_memory(device, size, False)
+        return base, _native.hip_new_window_memory(device, COPIES * WORDS_BYTES, True)
+
+    def free(self, rank: int, base: int, words: int) -> None:
+        """Free what `allocate` returned."""
+        for address in (base, words):
+            try:
+                _native.hip_delete_window_memory(self.devices[rank], address)
+            except _native.GpuError as error:
+                raise EngineError(f"freeing a window: {error}") from error
+
+    def fill(self, rank: int, at: int, value: int, count: int) -> None:
+        """Store a 32-bit value so many times in a rank's memory."""
+        words = np.full(count, value, np.uint32)
+        with self.current(rank):
+            task = f"filling a window on device {self.devices[rank]}"
+            _call("hipMemcpy", at, words, words.nbytes, _kind(_TO_DEVICE), task=task)
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds of signals to try: copies alone."""
+        return ("copy",)
+
+    def writable(self, kind: str, rank: int) -> list[bool]:
+        """Return, per rank, whether streams of a rank write to its words: to none."""
+        return [False] * self.world
+
+    def open(self, rank: int) -> _native.Gpu:
+        """Open a rank's device for the native core."""
+        return _native.open_hip(self.devices[rank])
+
+
+def _hip() -> Any:
+    try:
+        return importlib.import_module("hip").hip
+    except (ImportError, AttributeError) as missing:
+        raise EngineError(
+            f"AMD devices of one process need hip-python ({missing}); pip install 'ficco[rocm]'"
+        ) from missing
+
+
+def _kind(number: int) -> Any:
+    return _hip().hipMemcpyKind(number)
+
+
+def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Call a function of HIP; return its status, then its results."""
+    function = getattr(_hip(), name)
+    try:
+        results: tuple[Any, ...] = function(*arguments)
+    except RuntimeError as missing:  # there is no library, or it has no such function
+        raise EngineError(f"{name}: {missing}; install ROCm 7") from missing
+    return results
+
+
+def _call(name: str, *arguments: Any, task: str) -> Any:
+    """Call a function of HIP; return its first result, or raise EngineError."""
+    status, *results = _status(name, *arguments)
+    if int(status) != 0:
+        raise _refused(task, name, status)
+    return results[0] if results else None
+
+
+def _refused(task: str, call: str, status: Any) -> EngineError:
+    remedy = "if the device has failed, start a new process"
+    return EngineError(f"{task}: {call} answers {status.name} ({int(status)}); {remedy}")
