@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -42,6 +44,14 @@ inline GpuKernel new_kernel(std::vector<std::size_t> bytes, HostKernel run) {
     bytes.reserve(1);  // the double wants an address
     return symbol<void*(const std::size_t*, int, HostKernel)>("ficcoDoubleKernel")(
         bytes.data(), static_cast<int>(bytes.size()), run);
+}
+
+// The code of the kernel that waits for words, as the package has it for the double's devices.
+inline AwaitCode await_code() {
+    std::ifstream file(FICCO_PACKS "/ficco_await_words_gfx942.hsaco", std::ios::binary);
+    const std::string code{std::istreambuf_iterator<char>(file), {}};
+    if (code.empty()) ficco::test::give_up(__FILE__, __LINE__, "no code object in " FICCO_PACKS);
+    return {code, 128};
 }
 
 // The parameters of a kernel that has none.

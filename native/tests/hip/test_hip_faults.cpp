@@ -24,7 +24,7 @@ void call_everything(const std::string& code, GpuKernel kernel) {
     static std::uint32_t value = 0x10000000;
     call<&Table::hipSetDevice>(0);
     capabilities(1);
-    const auto gpu = open_gpu(1);
+    const auto gpu = open_gpu(1, await_code());
     const GpuAddress memory = new_window_memory(1, 64, WindowPart::data);
     export_memory(1, memory);
     const Gpu::Current current(*gpu);
@@ -35,6 +35,8 @@ void call_everything(const std::string& code, GpuKernel kernel) {
     gpu->load_code(code, "gather", 0);
     gpu->record(begin, stream);
     gpu->fill(memory, 1, 64, stream);
+    const AwaitedValue word{memory, 0x01010101U, 1};
+    gpu->await({{&word, 1}, page.device, page.device + 4, 7, page.device + 8, 0, {}, 0}, stream);
     gpu->copy(rows(memory + 32, memory, 32), stream);
     gpu->read(page.host, gpu->constant(value++), 4, stream);
     gpu->launch_captured(stream, [&] {

@@ -208,6 +208,9 @@ TEST(hip_lacks_what_only_cuda_has) {
     CHECK_THROWS(GpuError, "HIP has no stores and waits of streams",
                  bench.gpu->words({}, bench.stream));
     CHECK_THROWS(GpuError, "HIP has no kernel that stores", bench.gpu->store({}, bench.stream));
+    CHECK(!bench.gpu->no_await().empty());
+    CHECK_THROWS(GpuError, "HIP has no kernel that waits for words: no code",
+                 bench.gpu->await({}, bench.stream));
     CHECK_THROWS(GpuError, "HIP has no tensor maps", bench.gpu->encode({}));
     CHECK_THROWS(GpuError, "HIP has no second context", bench.gpu->apart());
     CHECK_THROWS(GpuError, "another library has loaded; launch it by that library",

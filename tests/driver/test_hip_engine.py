@@ -1,0 +1,53 @@
+"""The engine for AMD's devices, with all ranks in one process, on the double of AMD's library.
+
+What it computes is held against the oracle. What a device does by itself is not known here: waits
+are the double's own, in place of the kernel, whose code is read in tests/kernels/test_amd_code.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from double_control import environment
+from hip_control import run
+
+WORKER = str(Path(__file__).with_name("hip_engine_worker.py"))
+needs_hip = pytest.mark.skipif(
+    importlib.util.find_spec("hip") is None, reason="hip-python is not installed"
+)
+pytestmark = needs_hip
+
+
+def on_double(folder: Path, scenario: str, double: dict[str, Any], **words: Any) -> str:
+    given = environment(folder / "double", **{"devices": 8, **double})
+    text = json.dumps(words)
+    return run(WORKER, scenario, text, env=given | {"OPENBLAS_NUM_THREADS": "1"}, timeout_s=120)
+
+
+@pytest.mark.parametrize("worlds", [[1, 2, 3, 4], [8]], ids=["1 to 4 ranks", "8 ranks"])
+def test_every_operator_and_schedule_is_right(hip_folder: Path, worlds: list[int]) -> None:
+    dtypes = ["float32"] if 8 in worlds else ["float32", "float16", "bfloat16"]
+    assert "right" in on_double(hip_folder, "operators", {}, worlds=worlds, dtypes=dtypes)
+
+
+@pytest.mark.parametrize(
+    "double",
+    [{"queues": 2}, {"queues": 4}, {"stale": 1}, {"nocu": "blit"}, {"sync_locks": 1}],
+    ids=lambda double: " ".join(f"{name} {value}" for name, value in double.items()),
+)
+def test_it_is_right_however_the_library_behaves(hip_folder: Path, double: dict[str, Any]) -> None:
+    """Few hardware queues, caches that keep old bytes, copies by kernels, calls that block."""
+    said = on_double(hip_folder, "operators", double, worlds=[3], dtypes=["float16"])
+    assert "right" in said
+
+
+def test_a_late_rank_is_named_and_its_peers_are_released(hip_folder: Path) -> None:
+    assert "right" in on_double(hip_folder, "late", {}, world=3)
+
+
+def test_copies_that_write_nothing_are_found(hip_folder: Path) -> None:
+    assert "right" in on_double(hip_folder, "dropped", {"nocu": "dropped"}, world=2)
