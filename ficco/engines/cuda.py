@@ -30,6 +30,7 @@ __all__ = [
     "capabilities",
     "check_runs",
     "device_count",
+    "open_gpu",
     "served_version",
     "shares_one_queue",
     "target_of",
@@ -40,6 +41,7 @@ _log = logging.getLogger("ficco")
 _WAITS = ("stream", "kernel")  # values of FICCO_WAITS; the first is the default
 
 device_count = _native.cuda_device_count
+open_gpu = _native.open_cuda
 
 
 def served_version() -> str:

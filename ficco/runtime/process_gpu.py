@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ficco import _native
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import cuda, gpu, shared_memory
 from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
@@ -464,7 +463,7 @@ class CudaProcessRuntime(ProcessRuntime):
 
         def complaints(kind: str, value: int) -> list[str]:
             writable = writable_words(kind, devices, self.rank)
-            gpu = _native.open_cuda(ordinal())
+            gpu = cuda.open_gpu(ordinal())
             probe = Probe(gpu, bases, bases, layout, self.rank, writable)
             errors: list[str] = self.gathered(probe.send(value))
             if any(errors):
