@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.metadata
 import importlib.util
 import json
@@ -11,10 +10,12 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ficco.cli.amd_findings import amd_findings
 from ficco.cli.arguments import HOST_RANKS, add_command
 from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
+from ficco.cli.findings import Finding
 from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, InputError, MachineError, counted
 from ficco.machine import Machine
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
     from ficco.engines.cuda import Capabilities
 
 __all__ = ["add_to"]
-
-
-class Finding(NamedTuple):
-    """The result of one check."""
-
-    name: str
-    ok: bool
-    found: str
-    serves: str
-    do: str = ""
 
 
 def add_to(commands: Any) -> None:
@@ -104,7 +95,7 @@ def _main(args: argparse.Namespace) -> int:
             *_cuda(),
             *(_multiprocessor_use() if args.hold_multiprocessors else []),
             *_libraries(),
-            _hip(),
+            *amd_findings(),
         ]
     usable = all(f.ok for f in findings if f.serves.startswith("everything"))
     if args.json:
@@ -395,25 +386,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _hip() -> Finding:
-    count = _hip_devices()
-    serves = "AMD GPUs: this version of ficco does not run on them yet"
-    loaded = isinstance(count, int)
-    found = f"{count} devices" if loaded else str(count)
-    return Finding("HIP runtime", loaded and count != 0, found, serves)
-
-
-def _hip_devices() -> int | str:
-    """Return the number of devices that the HIP runtime reports, or its error."""
-    try:
-        runtime = ctypes.CDLL("libamdhip64.so")
-    except OSError:
-        return "libamdhip64.so not found"
-    status = runtime.hipInit(0)
-    if status:
-        return f"hipInit returned error {status}"
-    count = ctypes.c_int()
-    status = runtime.hipGetDeviceCount(ctypes.byref(count))
-    return count.value if status == 0 else f"hipGetDeviceCount returned error {status}"

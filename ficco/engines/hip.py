@@ -17,7 +17,21 @@ from ficco.kernels.amd_code import AWAIT_SHARED_BYTES, await_code
 from ficco.schedule import Schedule
 from ficco.target import Target, hip_target
 
-__all__ = ["Capabilities", "Device", "capabilities", "check_runs", "served_version", "target_of"]
+__all__ = [
+    "Capabilities",
+    "Device",
+    "GpuError",
+    "capabilities",
+    "check_runs",
+    "device_count",
+    "library_path",
+    "served_version",
+    "target_of",
+]
+
+GpuError = _native.GpuError
+device_count = _native.hip_device_count
+library_path = _native.hip_library
 
 
 class Capabilities(NamedTuple):

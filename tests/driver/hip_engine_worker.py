@@ -16,6 +16,7 @@ from engine_node import named, problems, refused
 from hip_node import HipNode
 
 from ficco import oracle
+from ficco.cli.amd_findings import amd_findings
 from ficco.errors import EngineError, ScheduleError
 from ficco.problem import Problem
 from ficco.schedule import Schedule
@@ -85,7 +86,17 @@ def dropped(world: int) -> None:
         raise AssertionError("a group opened where copies write nothing")
 
 
-SCENARIOS = {each.__name__: each for each in (operators, late, dropped)}
+def doctor(signals: bool) -> None:
+    """What `ficco doctor` says of the double's devices."""
+    found = {finding.name: finding for finding in amd_findings()}
+    assert found["HIP runtime"].ok and "HIP 7.1, 8 devices" in found["HIP runtime"].found
+    assert found["AMD device 7"].ok and "gfx942, 304 compute units" in found["AMD device 7"].found
+    assert found["AMD peer access"].ok
+    assert found["AMD signals"].ok == signals, found["AMD signals"]
+    assert signals or "did not arrive" in found["AMD signals"].found
+
+
+SCENARIOS = {each.__name__: each for each in (operators, late, dropped, doctor)}
 
 if __name__ == "__main__":
     words: dict[str, Any] = json.loads(sys.argv[2])

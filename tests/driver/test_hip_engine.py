@@ -51,3 +51,9 @@ def test_a_late_rank_is_named_and_its_peers_are_released(hip_folder: Path) -> No
 
 def test_copies_that_write_nothing_are_found(hip_folder: Path) -> None:
     assert "right" in on_double(hip_folder, "dropped", {"nocu": "dropped"}, world=2)
+
+
+@pytest.mark.parametrize("copies", ["done", "dropped"])
+def test_doctor_looks_at_devices_and_signals(hip_folder: Path, copies: str) -> None:
+    found = on_double(hip_folder, "doctor", {"nocu": copies}, signals=copies == "done")
+    assert "right" in found
