@@ -25,9 +25,9 @@ class Target(NamedTuple):
 
     Attributes:
         name: "host", "cuda", "hip" or "library".
-        kernels: whether there are ficco's own kernels: gated GEMMs, sums of slots in one pass, and
-            whole calls as one launch. Without them a gated step becomes waits, products and
-            signals.
+        kernels: whether there are ficco's own kernels: gated GEMMs, sums of slots in one pass, bags
+            of several tables, and whole calls as one launch. Without them a gated step becomes
+            waits, products and signals.
         threads: whether lanes are threads, which get all their entries at the start of a call;
             otherwise they are streams, which get entries in the order of the program.
         in_order: whether all entries run one after another, so that lanes are not concurrent.
@@ -77,7 +77,7 @@ def own_signals(rank: int) -> tuple[bool, ...]:
 def hip_target(*, kernels: bool = False, copies_2d: bool = False) -> Target:
     """Return the target of an AMD device.
 
-    All signals are 4-byte copies by copy engines, waits are kernels, and a copy has adjacent bytes.
+    All signals are 4-byte copies by copy engines, and waits are kernels.
 
     Args:
         kernels: see `Target`. The engine has none yet; plans are predicted with kernels.

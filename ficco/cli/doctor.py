@@ -241,12 +241,13 @@ def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
     if unreachable_pairs(peers):
         return []
     from ficco.engines.cuda import GpuError
-    from ficco.engines.peer_windows import Peers, PeerWindows
+    from ficco.engines.cuda_peers import CudaPeers
+    from ficco.engines.peer_windows import PeerWindows
     from ficco.plan import WindowBytes
 
     serves = "groups of GPUs: words that notify peers of data"
     try:
-        devices = Peers(range(min(len(peers), MOST_GPUS)))
+        devices = CudaPeers(range(min(len(peers), MOST_GPUS)))
         try:
             kind = PeerWindows(devices, WindowBytes()).signals
         finally:

@@ -1,4 +1,4 @@
-"""The CUDA engine: one rank's program on streams, copy engines and a compute library.
+"""The engine of GPUs: one rank's program on streams, copy engines and a compute library.
 
 A call runs on the caller's stream, which gets the launches. The other lanes are separate streams,
 forked from the caller's stream and joined to it again. One native call enqueues everything between
@@ -69,7 +69,7 @@ class BoundProgram:
         )
         self._handles = [self._window_handles(copy) for copy in range(COPIES)]
         self._launches = None
-        if compute.kernels is not None:
+        if compute.kernels is not None and program.target.kernels:
             self._launches = Launches(
                 program, encoded, compute, self._native, window, device, digest
             )

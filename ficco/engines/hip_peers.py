@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ficco import _native
-from ficco.engines.peer_windows import Peers
+from ficco.engines.peers import Peers
 from ficco.engines.window_layout import COPIES, WORDS_BYTES
 from ficco.errors import EngineError
 
@@ -21,31 +21,28 @@ __all__ = ["HipPeers"]
 
 _REACHED_ALREADY = 704
 _TO_DEVICE = 1
+_FILLED = 1 << 18  # words that one copy fills
 
 
 class HipPeers(Peers):
-    """AMD's devices of one process, one per rank.
+    """AMD's devices, which stay open until the process ends."""
 
-    Raises:
-        EngineError: there are too few devices, two have no peer access, hip-python is missing, or
-            a call of HIP fails.
-    """
+    visible = "HIP_VISIBLE_DEVICES"
+    remedy = (
+        "check peer access with `rocm-smi --showtopoaccess`, or set HIP_VISIBLE_DEVICES to devices "
+        "that XGMI connects"
+    )
 
-    def _open(self) -> None:
-        what = f"opening the devices {list(self.devices)}"
-        count = int(_call("hipGetDeviceCount", task=what))
-        if len(set(self.devices)) != self.world:
-            raise EngineError(f"{what}: every rank needs a device of its own; name each once")
-        if not all(0 <= device < count for device in self.devices):
-            raise EngineError(
-                f"{what}: {count} devices found; use fewer ranks, or let HIP_VISIBLE_DEVICES name "
-                "more devices"
-            )
+    def _open(self, task: str) -> None:
+        self._check_devices(int(_call("hipGetDeviceCount", task=task)), task)
         for rank in range(self.world):
             with self.current(rank):
                 for peer in range(self.world):
                     if peer != rank:
                         self._reach(rank, peer)
+
+    def close(self) -> None:
+        """See `Peers.close`."""
 
     def _reach(self, rank: int, peer: int) -> None:
         own, other = self.devices[rank], self.devices[peer]
@@ -62,7 +59,7 @@ class HipPeers(Peers):
 
     @contextmanager
     def current(self, rank: int) -> Iterator[None]:
-        """Make a rank's device current on this thread inside the block."""
+        """See `Peers.current`."""
         what = f"using device {self.devices[rank]}"
         before = int(_call("hipGetDevice", task=what))
         _call("hipSetDevice", self.devices[rank], task=what)
@@ -72,40 +69,57 @@ class HipPeers(Peers):
             _call("hipSetDevice", before, task=what)
 
     def synchronize(self, rank: int) -> None:
-        """Wait until a rank's device has completed all enqueued work.
-
-        Raises:
-            EngineError: the device has failed, or a graph is being captured.
-        """
+        """See `Peers.synchronize`."""
         with self.current(rank):
             _call("hipDeviceSynchronize", task=f"waiting for device {self.devices[rank]}")
 
     def capturing(self, rank: int, stream: int) -> bool:
-        """Return whether a stream of a rank's device is being captured into a graph."""
+        """See `Peers.capturing`."""
         with self.current(rank):
             task = f"querying the capture of a stream of device {self.devices[rank]}"
             return int(_call("hipStreamIsCapturing", stream, task=task)) != 0
 
     def allocate(self, rank: int, size: int) -> tuple[int, int]:
-        """Return the addresses of a rank's zeroed memory, and of memory for its words."""
+        """See `Peers.allocate`."""
+        base = self._allocated(rank, size, False)
+        try:
+            return base, self._allocated(rank, COPIES * WORDS_BYTES, True)
+        except EngineError:
+            _native.hip_delete_window_memory(self.devices[rank], base)
+            raise
+
+    def _allocated(self, rank: int, size: int, words: bool) -> int:
         device = self.devices[rank]
-        base = _native.hip_new_window_memory(device, size, False)
-        return base, _native.hip_new_window_memory(device, COPIES * WORDS_BYTES, True)
+        try:
+            return _native.hip_new_window_memory(device, size, words)
+        except _native.GpuError as error:
+            raise EngineError(
+                f"a window of {size} bytes on device {device}: {error}; free memory of that "
+                "device, or run a smaller problem"
+            ) from error
 
     def free(self, rank: int, base: int, words: int) -> None:
-        """Free what `allocate` returned."""
+        """See `Peers.free`."""
+        errors = []
         for address in (base, words):
             try:
                 _native.hip_delete_window_memory(self.devices[rank], address)
             except _native.GpuError as error:
-                raise EngineError(f"freeing a window: {error}") from error
+                errors.append(error)
+        if errors:
+            raise EngineError(f"freeing a window: {errors[0]}") from errors[0]
 
     def fill(self, rank: int, at: int, value: int, count: int) -> None:
-        """Store a 32-bit value so many times in a rank's memory."""
-        words = np.full(count, value, np.uint32)
+        """See `Peers.fill`."""
+        task = f"filling a window on device {self.devices[rank]}"
         with self.current(rank):
-            task = f"filling a window on device {self.devices[rank]}"
-            _call("hipMemcpy", at, words, words.nbytes, _kind(_TO_DEVICE), task=task)
+            if not value:
+                _call("hipMemset", at, 0, 4 * count, task=task)
+                return
+            words = np.full(min(count, _FILLED), value, np.uint32)
+            for begin in range(0, count, _FILLED):
+                size = 4 * min(_FILLED, count - begin)
+                _call("hipMemcpy", at + 4 * begin, words, size, _kind(_TO_DEVICE), task=task)
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds of signals to try: copies alone."""
@@ -116,7 +130,7 @@ class HipPeers(Peers):
         return [False] * self.world
 
     def open(self, rank: int) -> _native.Gpu:
-        """Open a rank's device for the native core."""
+        """See `Peers.open`."""
         return _native.open_hip(self.devices[rank])
 
 
@@ -139,7 +153,7 @@ def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
     try:
         results: tuple[Any, ...] = function(*arguments)
     except RuntimeError as missing:  # there is no library, or it has no such function
-        raise EngineError(f"{name}: {missing}; install ROCm 7") from missing
+        raise EngineError(f"{name}: {missing}; install ROCm 6.1 or later") from missing
     return results
 
 

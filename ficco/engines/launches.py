@@ -9,7 +9,6 @@ an address that is not a multiple of 16. Python launches what native code cannot
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -89,6 +88,8 @@ class Launches:
         self._gated: dict[int, tuple[Gated, Any]] = {}
         self._sums: dict[int, Sum] = {}
         self._pools: dict[int, tuple[Pool, Any]] = {}
+        self._panels: dict[str, Any] = {}  # what is prepared for poolings, by their sizes
+        self._by_library: set[int] = set()  # poolings without a kernel
         self._whole: tuple[OneKernel, Any] | None = None
         operands: set[tuple[str, bool]] = set()  # second operands, and whether they are transposed
         for number, segment in enumerate(encoded.segments):
@@ -164,10 +165,14 @@ class Launches:
             if number not in self.native
         }
         for number, (pool, prepared) in self._pools.items():
-            if number not in self.native:
-                with contextlib.suppress(EngineError):  # the library pools, table after table
-                    operands = self._pool_operands(pool, view)
-                    armed[number] = self._kernels.arm_pool(prepared, operands, _first(pool))
+            if number in self.native or number in self._by_library:
+                continue
+            try:
+                operands = self._pool_operands(pool, view)
+                armed[number] = self._kernels.arm_pool(prepared, operands, _first(pool))
+            except EngineError as reason:
+                self._by_library.add(number)
+                _warn_of_bags(str(reason))
         return armed
 
     def _set(self, view: View, copy: int, addresses: list[int], pitches: list[int]) -> None:
@@ -213,8 +218,10 @@ class Launches:
         return specs
 
     def _prepared_pool(self, work: Pool, buffers: Mapping[str, Buffer]) -> Any:
-        dtype = buffers[work.bags[0].table.buffer].dtype
-        return self._kernels.prepare_pool(*work.sizes, dtype)
+        sizes = (*work.sizes, buffers[work.bags[0].table.buffer].dtype)
+        if repr(sizes) not in self._panels:
+            self._panels[repr(sizes)] = self._kernels.prepare_pool(*sizes)
+        return self._panels[repr(sizes)]
 
     def _pool_operands(self, work: Pool, of: Callable[[Region], Any]) -> PoolOperands:
         """Return `of` applied to every matrix; offsets are whole, since bags end at the next."""
@@ -292,6 +299,11 @@ class Launches:
             region.col0 * self._item[region.buffer],
             bool(region.copy),
         )
+
+
+@functools.cache
+def _warn_of_bags(reason: str) -> None:
+    _log.warning("the library pools bags, table after table, which takes longer: %s", reason)
 
 
 def _first(work: Pool) -> int:

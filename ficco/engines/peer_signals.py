@@ -6,7 +6,8 @@ A GPU raises a signal word in the memory of another device in one of two ways:
     copy    a copy of four bytes by a copy engine, from a constant in the rank's own memory; on the
             caller's stream, whose commands follow kernels, a kernel stores the words instead
 
-Words of the own device, and of ranks that share it, are always written. NVIDIA supports stream
+On NVIDIA's GPUs, words of the own device, and of ranks that share it, are always written; on AMD's,
+all words are copied. NVIDIA supports stream
 writes to a peer's memory up to CUDA 13.0 (NCCL issue 2052). From 13.1 on, ficco issues them only
 with FICCO_SIGNALS=write: a write that is not allowed may fault later and destroy the context.
 
@@ -38,6 +39,10 @@ _log = logging.getLogger("ficco")
 _KINDS = ("write", "copy")
 _PREFERRED = "write"  # where a driver allows both
 _LAST_WITH_WRITES = 13000  # the newest version of CUDA that supports stream writes to peers
+REMEDY = (
+    "check peer access with `nvidia-smi topo -p2p r`, or set CUDA_VISIBLE_DEVICES to GPUs that one "
+    "switch connects"
+)
 _WITHIN_S = 2.0  # time limit for all signals of a probe
 _MISSING = (
     "",
@@ -132,7 +137,7 @@ class Probe:
 
 
 def first_that_arrives(
-    kinds: Sequence[str], complaints: Callable[[str, int], Sequence[str]]
+    kinds: Sequence[str], complaints: Callable[[str, int], Sequence[str]], remedy: str = REMEDY
 ) -> str:
     """Return the first kind of signal that reaches all peers.
 
@@ -140,6 +145,7 @@ def first_that_arrives(
         kinds: the kinds to try, in this order; equal on all ranks.
         complaints: probes a kind with a value and returns one message per rank; a collective call
             if ranks are processes.
+        remedy: what to do if none does.
 
     Raises:
         SignalsRefused: no kind does.
@@ -152,6 +158,5 @@ def first_that_arrives(
         reasons.append(f"kind {kind!r}: {complaint}")
         _log.warning("signals of kind %r are not used: %s", kind, complaint)
     raise SignalsRefused(
-        f"signals do not reach all GPUs of the group ({', '.join(reasons)}); check peer access with"
-        " `nvidia-smi topo -p2p r`, or set CUDA_VISIBLE_DEVICES to GPUs that one switch connects"
+        f"signals do not reach all GPUs of the group ({', '.join(reasons)}); {remedy}"
     )

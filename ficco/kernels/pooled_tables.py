@@ -32,6 +32,8 @@ _INDEX_COST = 64  # cost of a lookup's index and address in a panel, in bytes of
 # Rows of each bag that a step adds, and warps of a program. Chosen on an H100 (bench/NOTES.md).
 _LOOKUPS, _WARPS = 2, 2
 _LANES = 32  # threads of a warp
+_MOST_PROGRAMS = 1 << 20  # programs stride over the blocks
+_MOST_BLOCKS = (1 << 31) - 1 - _MOST_PROGRAMS  # their numbers, and a stride beyond, are int32
 _MOST_BAGS = 16  # Triton 3.6 fails to compile more, if programs have several warps
 
 
@@ -175,7 +177,10 @@ def launch_of(pooled: Pooled, operands: TableOperands, first: int = 0) -> Launch
         "first": first, "bags": bags, "target_stride": stride(y, 0),
         "LOOKUPS": tile.lookups, "BAGS": tile.bags, "COLS": tile.cols,
     }  # fmt: skip
-    programs = -(-bags // tile.bags) * pooled.panel_count
+    blocks = -(-bags // tile.bags) * pooled.panel_count
+    if blocks > _MOST_BLOCKS:
+        raise InputError(f"{blocks} blocks of bags; one launch has at most {_MOST_BLOCKS}")
+    programs = min(blocks, _MOST_PROGRAMS)
     if tile.programs and pooled.arrays.processors:
         programs = min(programs, tile.programs * pooled.arrays.processors)
     return Launch(

@@ -51,7 +51,9 @@ def tuples_of(
         multiples: further numbers of elements that 16 bytes must divide for wide loads and stores.
     """
     tables, indices, offsets, y, weights = operands
-    strides, item = [stride(each, 0) for each in tables], item_bytes(y)
+    strides, items = [stride(each, 0) for each in tables], [item_bytes(y)]
+    items += [item_bytes(each) for each in tables[:1]]  # tables have one dtype
+    item = min(items)
     aligned = all(
         number * item % ALIGN == 0 for number in (*multiples, stride(y, 0), *strides)
     ) and all(address(each) % ALIGN == 0 for each in (y, *tables))  # fmt: skip

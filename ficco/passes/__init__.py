@@ -105,7 +105,7 @@ def _check_lanes(rank: int, computing: Sequence[Step], target: Target) -> None:
         )
     if not target.threads and len(lanes) > 1:
         raise EngineError(
-            f"compute in the lanes {lanes}; the CUDA engine computes on the caller's stream, "
+            f"compute in the lanes {lanes}; the engine of GPUs computes on the caller's stream, "
             "so put it into one lane"
         )
 
@@ -255,7 +255,7 @@ class _Compiler:
     def _launches(
         self, name: str, step: Step, part: Step | Part, after: tuple[str, ...]
     ) -> list[Launch]:
-        """Return the library calls of a step, or of a part of it, or the sums of ficco's kernel."""
+        """Return the launches of a step, or of a part of it, by a library or by ficco's kernels."""
         works: list[Work] = []
         by = "library"
         if step.kind == "gemm":
@@ -265,7 +265,7 @@ class _Compiler:
             total = sums.sum_of(part.reads, written) if self.target.batches else None
             works.append(Reduce(part.reads, written) if total is None else total)
             by = "native" if total is not None and self.target.kernels else by
-        elif self.target.kernels and self.target.batches:
+        elif self.target.kernels:
             works += pools.pools_of(bags_of(part))
             by = "native"
         else:

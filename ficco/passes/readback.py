@@ -89,7 +89,8 @@ def _check_how(program: Program, write: SignalWrite, inline: bool) -> None:
     fits = {
         "thread": target.threads,
         "stream": not target.threads and not unwritable,
-        "copy": not target.threads and not write.clears,
+        "copy": not target.threads
+        and not any(target.writes_to(signal.rank) for signal in write.clears),
         "kernel": inline and bool(target.store_from) and len(signals) <= MOST_STORED,
     }
     if not fits.get(write.how, False):

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ficco.compute import DeviceCompute
 from ficco.engines import cuda, devices, gpu
-from ficco.engines.peer_windows import Group, Peers, PeerWindows, new_group
+from ficco.engines.peer_windows import Group, PeerWindows, new_group
+from ficco.engines.peers import Peers
 from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
@@ -87,7 +88,9 @@ class _Place(NamedTuple):
 def _vendor_of(engine: str) -> tuple[Any, type[Peers]]:
     """Return the module of a vendor's devices, and the class of the devices of one process."""
     if engine == "cuda":
-        return cuda, Peers
+        from ficco.engines.cuda_peers import CudaPeers
+
+        return cuda, CudaPeers
     from ficco.engines import hip
     from ficco.engines.hip_peers import HipPeers
 
@@ -386,8 +389,8 @@ class GpuLocalRuntime:
         windows = PeerWindows(self._peers, sizes, self._signals)
         self._signals = windows.signals
         try:
-            device = self._vendor.Device
-            opened = opened or [device(rank, group, rank) for rank in range(self.world)]
+            device_class = self._vendor.Device
+            opened = opened or [device_class(rank, group, rank) for rank in range(self.world)]
         except BaseException:
             windows.close()
             raise

@@ -96,6 +96,32 @@ void hold_for_ever(FilledGpu& gpu) {
     gpu.lets_go = false;
 }
 
+// A kernel waits by itself, on a GPU whose streams store no words: two plans await the same word,
+// and the first one's call waits.
+struct WaitingKernel {
+    WaitingKernel() {
+        gpu->has = {};
+        watch = std::make_unique<GpuWatch>(gpu, group, 0, kAnswersWithinS);
+        const int number = watch->add({window, {{kInline, kStep, kMissing, 1, 0}}, true});
+        watch->add({window, {{kInline, 9, kMissing, 1, 0}}, true});
+        lane().store(GpuWatch::mark_of(number, 0));
+    }
+    static std::atomic_ref<std::uint32_t> at(GpuAddress word) {
+        return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(word));
+    }
+    std::atomic_ref<std::uint32_t> lane() const { return at(watch->lane_word(kInline)); }
+    std::atomic_ref<std::uint32_t> stop() const { return at(watch->stop_word()); }
+    std::atomic_ref<std::uint32_t> missed() const { return at(watch->missed_word()); }
+    bool calls_the_driver() const { return gpu->reads > 0 || gpu->fills > 0; }
+
+    std::shared_ptr<FilledGpu> gpu = std::make_shared<FilledGpu>();
+    std::shared_ptr<Group> group = std::make_shared<Group>(2, 0.2, nullptr);
+    std::shared_ptr<const GpuWindow> window = std::make_shared<const GpuWindow>(
+        std::vector<GpuAddress>{kWords, 2 * kWords, 3 * kWords, 4 * kWords},
+        std::vector<GpuAddress>{kData, kData + 64, kData + 128, kData + 192}, 64);
+    std::unique_ptr<GpuWatch> watch;
+};
+
 }  // namespace
 
 TEST(a_window_that_is_forgotten_is_written_no_more) {
@@ -236,4 +262,34 @@ TEST(a_watch_ends_before_a_read_that_stands) {
     stuck.gpu->holds_reads = false;
     CHECK(comes([&] { return stuck.gpu.use_count() == 1; }));
     CHECK_EQ(stuck.gpu->reads_ended.load(), 1);
+}
+
+TEST(a_kernel_that_waits_too_long_is_stopped_and_tells) {
+    const WaitingKernel waiting;
+    sleep_until_ns(now_ns() + 100'000'000);
+    CHECK_EQ(waiting.stop().load(), 0U);
+    CHECK(comes([&] { return waiting.stop().load() == 1; }));
+    waiting.missed().store(kMissing + 1);
+    waiting.lane().store(0);
+    CHECK(comes([&] { return waiting.group->failed(); }));
+    CHECK_EQ(waiting.group->failure()->step, kStep);
+    CHECK_EQ(waiting.group->failure()->word_index, kMissing);
+    CHECK(comes([&] { return waiting.stop().load() == 1; }));  // for the kernels of later calls
+    CHECK(!waiting.calls_the_driver());
+}
+
+TEST(a_kernel_that_does_not_answer_fails_the_group) {
+    const WaitingKernel waiting;
+    CHECK(comes([&] { return waiting.group->failed(); }));
+    CHECK_EQ(waiting.group->failure()->step, kStep);
+    CHECK_EQ(waiting.group->failure()->word_index, -1);
+    CHECK(!waiting.calls_the_driver());
+}
+
+TEST(a_kernel_whose_words_come_late_is_not_a_failure) {
+    const WaitingKernel waiting;
+    CHECK(comes([&] { return waiting.stop().load() == 1; }));
+    waiting.lane().store(0);
+    CHECK(comes([&] { return waiting.stop().load() == 0; }));
+    CHECK(!waiting.group->failed());
 }

@@ -199,9 +199,9 @@ def test_every_refusal_of_the_driver_is_an_error(
     """With one kind of signals, so that none takes the other's place."""
     monkeypatch.setenv("FICCO_SIGNALS", "copy")
     header = (ROOT / "native/include/ficco/cuda_api.hpp").read_text()
-    windows = (ROOT / "ficco/engines/peer_windows.py").read_text()
+    peers = (ROOT / "ficco/engines/cuda_peers.py").read_text()
     native = set(re.findall(r"X\((cu\w+),", header))
-    functions = native | set(re.findall(r'"(cu[A-Z]\w+)"', windows))
+    functions = native | set(re.findall(r'"(cu[A-Z]\w+)"', peers))
     functions.remove("cuStreamEndCapture")  # it ends a capture even where it fails; the double not
     assert len(native) > 30 and UNREPORTED.keys() <= functions
     said = run(double_folder, "refusals", functions=sorted(functions), world=2)

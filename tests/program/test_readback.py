@@ -25,7 +25,7 @@ from ficco.plan_json import dumps
 from ficco.problem import Problem
 from ficco.program import Copy, Gemm, Launch, Program, SignalWrite, Wait
 from ficco.schedule import Schedule
-from ficco.target import HOST, Target, cuda_target, own_signals
+from ficco.target import HOST, Target, cuda_target, hip_target, own_signals
 from ficco.verifier import verify
 
 MORE = int(os.environ.get("FICCO_EXAMPLES", "1"))  # times as many random programs
@@ -37,6 +37,7 @@ TARGETS = {
     "no kernel that stores": lambda rank: cuda_target(own_signals(rank), stores=False),
     "rows by single copies": lambda rank: cuda_target()._replace(copies_2d=False),
     "waits by kernels": lambda rank: cuda_target()._replace(wait="kernel"),
+    "AMD devices, without own kernels": lambda _: hip_target(),
     "a library without own kernels": lambda rank: cuda_target(kernels=False),
     "a different target for each rank": lambda rank: (
         cuda_target(),

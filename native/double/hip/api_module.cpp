@@ -24,6 +24,8 @@ constexpr unsigned kMostSharedBytes = 64U << 10;
 constexpr std::string_view kAwait = "ficco_await_words";
 constexpr std::size_t kAwaited = 32;
 constexpr double kTicksANs = 0.1;  // of the constant clock
+constexpr unsigned kL2s = 8;
+constexpr unsigned kVendorWavefront = 64;
 
 std::vector<std::size_t> await_bytes() {
     std::vector<std::size_t> bytes(kAwaited, 8);       // addresses
@@ -129,6 +131,8 @@ DOUBLE_API Status hipModuleLaunchKernel(FunctionHandle function, unsigned grid_x
         AwaitedWords words;
         void* one[] = {&words};
         if (kernel != nullptr && kernel->known == Known::kAwaiting && parameters != nullptr) {
+            // One program for each L2, or some parts of the device see old bytes later.
+            if (grid_x < kL2s || block_x != kVendorWavefront) throw Failure{kInvalidValue};
             words = awaited_of(parameters);
             parameters = one;
         }

@@ -81,7 +81,8 @@ class GpuWatch {
     GpuAddress missed_word() const noexcept;
     std::uint32_t missed() const noexcept;
     // A device word, initially 0, that becomes 1 when the group fails: kernels then give up. Where
-    // streams store no words it is in the page, and is not set.
+    // streams store no words, the watchdog has this word in its page, and `set_stop_word` has no
+    // effect; the word is also 1 while a kernel that waits too long has not ended.
     void set_stop_word(GpuAddress word);
     GpuAddress stop_word();  // 0 if none is set
 
@@ -100,7 +101,6 @@ class GpuWatch {
     bool waits_for_who_left(int lane, std::uint32_t value, double seconds);
     void look_at_kernels();
     void stop_kernels(bool stops) const noexcept;
-    bool awaits_who_left(const WatchedCalls& calls) const;
     void let_go();
     void release(std::uint32_t value, int lane);
     bool ask(const GpuSideChannel::Commands& commands);
@@ -115,11 +115,12 @@ class GpuWatch {
     const std::shared_ptr<Group> group_;
     const int rank_;
     const double answers_within_s_;
-    HostPage page_{};  // words of lanes, the missed word and the probe word
+    HostPage page_{};  // words of lanes, the missed word, the probe word and the stop word
     std::vector<Seen> seen_;
-    bool stuck_ = false;      // the device does not complete the watchdog's requests
-    bool said_ = false;       // the message has been written to stderr
-    GpuAddress stopped_ = 0;  // the stop word that was written
+    std::uint32_t last_waiting_ = 0;  // the call that was last seen waiting on the caller's stream
+    bool stuck_ = false;              // the device does not complete the watchdog's requests
+    bool said_ = false;               // the message has been written to stderr
+    GpuAddress stopped_ = 0;          // the stop word that was written
     int pauses_ = 0;
 
     std::mutex asking_;  // held while the watchdog may use the device; locked before mutex_

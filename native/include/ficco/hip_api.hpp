@@ -27,6 +27,7 @@ using Module = ModuleTag*;
 using Kernel = FunctionTag*;
 
 inline constexpr Status kSuccess = 0;
+inline constexpr Status kInvalidValue = 1;
 inline constexpr Status kNoDevice = 100;
 inline constexpr Status kNotReady = 600;
 

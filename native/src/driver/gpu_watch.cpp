@@ -169,7 +169,10 @@ double GpuWatch::waited_s(int lane) {
     if (value == 0) {
         seen = {};
     } else if ((value & kMark) == 0) {
-        if (word(lane).compare_exchange_strong(value, value | kMark)) seen = {value, now_ns()};
+        if (word(lane).compare_exchange_strong(value, value | kMark)) {
+            seen = {value, now_ns()};
+            if (lane == kInline) last_waiting_ = value;
+        }
     } else if (seen.value != 0) {
         return static_cast<double>(now_ns() - seen.since_ns) * 1e-9;
     }
@@ -197,24 +200,19 @@ void GpuWatch::look() {
 }
 
 // The same where kernels wait by themselves: one that waits too long is stopped, and then tells
-// which word is missing. If it does not, the group fails without that information.
+// which word is missing. If it does not, the group fails without that information. Which words have
+// arrived is not known here, so a rank that has left is not looked for.
 void GpuWatch::look_at_kernels() {
     forget_times();
     const double timeout_s = group_->timeout_s();
     bool stops = false;
     for (int lane = kInline; lane < kMaxLanes; ++lane) {
         const double seconds = waited_s(lane);
-        if (seconds < 0) continue;
-        const auto calls = find(seen_[static_cast<std::size_t>(lane + 1)].value);
-        const bool left =
-            group_->someone_left() && seconds > kLeftGraceS && calls && awaits_who_left(*calls);
-        stops = stops || left || seconds > timeout_s;
+        stops = stops || seconds > timeout_s;
         if (seconds <= timeout_s + answers_within_s_) continue;
         Failure failure{rank_, -1, -1, -1, Failure::Kind::timeout, seconds, 0, 0};
-        if (calls && !calls->awaited.empty()) {
-            failure.step = calls->awaited.front().step;
-            failure.word_rank = rank_;
-        }
+        const auto calls = find(seen_[static_cast<std::size_t>(lane + 1)].value);
+        if (calls && !calls->awaited.empty()) failure.step = calls->awaited.front().step;
         group_->fail(failure);
         return;
     }
@@ -224,13 +222,6 @@ void GpuWatch::look_at_kernels() {
 void GpuWatch::stop_kernels(bool stops) const noexcept {
     std::atomic_ref(static_cast<std::uint32_t*>(page_.host)[kStopPlace])
         .store(stops ? 1 : 0, std::memory_order_release);
-}
-
-// Whether a call waits for a word whose raiser has left; the word may have arrived.
-bool GpuWatch::awaits_who_left(const WatchedCalls& calls) const {
-    return std::ranges::any_of(calls.awaited, [&](const AwaitedWord& awaited) {
-        return group_->has_left(raiser_of(rank_, awaited.index));
-    });
 }
 
 // Runs commands on the device; sets `stuck_` and returns false if it does not complete them.
@@ -250,18 +241,22 @@ const std::uint32_t* GpuWatch::read_words(const GpuWindow& window, int copy) {
         reader_.read(std::move(way), window.words(rank_, copy), answers_within_s_, stop_));
 }
 
-// A kernel has given up a word. The plan of the word is not known; the last plan is assumed.
+// A kernel has given up a word. Its plan is that of the call that last waited on the caller's
+// stream, if that call awaits the word; otherwise the last plan that does is assumed.
 void GpuWatch::look_at_told() {
     if (missed() == 0) return;
     const int index = static_cast<int>(missed() - 1);
     Failure failure{rank_, 0, rank_, index, Failure::Kind::timeout, group_->timeout_s(), 0, 1U};
     std::shared_ptr<const GpuWindow> window;
+    bool known = false;
     {
         const std::lock_guard lock(mutex_);
+        const int waiting = static_cast<int>(last_waiting_ / kWindowCopies);
         for (const auto& [number, calls] : calls_) {
             for (const AwaitedWord& awaited : calls.awaited) {
                 const bool reports = awaited.lane == AwaitedWord::kMissed || calls.by_kernel;
-                if (!reports || awaited.index != index) continue;
+                if (!reports || awaited.index != index || (known && number != waiting)) continue;
+                known = known || number == waiting;
                 failure.step = awaited.step;
                 failure.expected = awaited.value;
                 window = calls.window;

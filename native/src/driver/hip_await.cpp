@@ -55,22 +55,32 @@ struct Parameters {
     }
 };
 
-int attribute(int which, int device) {
+// Before HIP 7 the library does not know the attribute of the number of L2s. No device of a known
+// architecture has more, and more programs than L2s do no harm.
+constexpr int kMostL2s = 8;
+
+int number_of_l2s(int device) {
     int value = 0;
-    call<&Table::hipDeviceGetAttribute>(&value, which, device);
-    return value;
+    const Status status = library().table.hipDeviceGetAttribute(&value, kNumberOfXccs, device);
+    if (status == kInvalidValue) {
+        forget(status);
+        return kMostL2s;
+    }
+    check(status, name_of<&Table::hipDeviceGetAttribute>());
+    return std::max(value, 1);
 }
 
 }  // namespace
 
 AwaitKernel::AwaitKernel(int device, std::string_view code, unsigned shared_bytes)
     : kernel_(load_code(code, kEntry)),
-      programs_(static_cast<unsigned>(std::max(attribute(kNumberOfXccs, device), 1))),
+      programs_(static_cast<unsigned>(number_of_l2s(device))),
       shared_bytes_(shared_bytes) {
     Properties found{};
     call<&Table::hipGetDevicePropertiesR0600>(&found, device);
     threads_ = static_cast<unsigned>(found.warp);
-    const int rate = attribute(kWallClockRate, device);
+    int rate = 0;
+    call<&Table::hipDeviceGetAttribute>(&rate, kWallClockRate, device);
     if (rate <= 0) throw GpuError("HIP does not tell the rate of the device's constant clock");
     ticks_a_ns_ = rate / kNsAMs;
     if (parameters_of(kernel_) != Parameters::sizes()) {

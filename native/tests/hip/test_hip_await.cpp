@@ -98,10 +98,20 @@ TEST(hip_a_kernel_gives_up_and_tells) {
     }
 }
 
-TEST(hip_code_of_another_kernel_is_refused) {
+TEST(hip_code_with_other_parameters_is_refused) {
     AwaitCode other = await_code();
-    std::ranges::replace(other.code, '\x7f', '\x7e');
-    CHECK_THROWS(GpuError, "no code object", open_gpu(0, other));
+    CHECK_THROWS(GpuError, "no code object", open_gpu(0, {"text", 0}));
+    const std::string_view size = "\xa5.size\x08";  // of a parameter, in MessagePack
+    const std::size_t at = other.code.find(size);
+    CHECK(at != std::string::npos);
+    other.code[at + size.size() - 1] = 4;
+    CHECK_THROWS(GpuError, "has other parameters than the core passes", open_gpu(0, other));
+}
+
+TEST(hip_a_library_that_does_not_know_the_number_of_l2s_serves) {
+    fail_call("hipDeviceGetAttribute", 1);
+    const auto gpu = open_gpu(0, await_code());
+    CHECK(gpu->no_await().empty());
 }
 
 }  // namespace
