@@ -8,6 +8,8 @@ is imported.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -21,6 +23,7 @@ from typing import IO, Any
 
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel"])
+_DRIVERS = ("libcuda.so.1", "libamdhip64.so.7")
 
 
 def fork_from_here() -> None:
@@ -33,21 +36,25 @@ class Forked:
     """What `subprocess.Popen([python, options..., SCRIPT, arguments...])` gives, so far as needed.
 
     Args:
-        command: the script's name is the first that ends in ".py".
-        stdout: a file on disk, for what it says.
+        command: the script's name is the first that ends in ".py". The options are not looked at;
+            the process has those of this one, and "-X faulthandler".
+        stdout: a file on disk, for what it says. None is this process's own, and needs
+            `fork_from_here`.
         stderr: the same, or subprocess.STDOUT.
-        env: its whole environment, once PyTorch is there.
+        env: its whole environment, once PyTorch is there. From the folders of LD_LIBRARY_PATH it
+            takes the drivers (or their test doubles), and no other library.
         folder: where it runs; this process's folder unless given.
     """
 
     def __init__(
-        self, command: Sequence[object], stdout: IO[str], stderr: IO[str] | int,
+        self, command: Sequence[object], stdout: IO[str] | None, stderr: IO[str] | int | None,
         env: dict[str, str], folder: Path | None = None,
     ) -> None:  # fmt: skip
         words = [str(word) for word in command]
         first = next(i for i, word in enumerate(words) if word.endswith(".py"))
         told = stdout if isinstance(stderr, int) else stderr
-        files = (Path(stdout.name).absolute(), Path(told.name).absolute())
+        files = [Path(file.name).absolute() if file else None for file in (stdout, told)]
+        assert None not in files or _CONTEXT.get_start_method() == "fork"
         self._process = _CONTEXT.Process(
             target=_be, args=(words[first:], folder or Path.cwd(), env, files)
         )
@@ -129,15 +136,32 @@ def run_forked(
 
 
 def _be(
-    words: list[str], folder: Path, environment: dict[str, str], files: tuple[Path, Path]
+    words: list[str], folder: Path, environment: dict[str, str], files: list[Path | None]
 ) -> None:
     os.setpgid(0, 0)
     for descriptor, path in enumerate(files, 1):
-        with path.open("a") as file:
-            os.dup2(file.fileno(), descriptor)
+        if path is not None:
+            with path.open("a") as file:
+                os.dup2(file.fileno(), descriptor)
+    faulthandler.enable()
+    searched = os.environ.get("LD_LIBRARY_PATH", "")
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("LD_LIBRARY_PATH", "") != searched:
+        _load_drivers(environment["LD_LIBRARY_PATH"].split(os.pathsep))
     os.chdir(folder)
     sys.argv = words
     sys.path.insert(0, str(Path(words[0]).parent))
     runpy.run_path(words[0], run_name="__main__")
+
+
+def _load_drivers(folders: Sequence[str]) -> None:
+    """Load each driver from the first folder that has it; its name stands for that one from now on.
+
+    The dynamic linker reads LD_LIBRARY_PATH only when a process begins.
+    """
+    for name in _DRIVERS:
+        found = next((path for path in (Path(f, name) for f in folders) if path.exists()), None)
+        if found is not None:
+            assert name not in Path("/proc/self/maps").read_text(), f"{name} is loaded already"
+            ctypes.CDLL(str(found))
