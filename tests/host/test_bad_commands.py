@@ -76,7 +76,7 @@ class TestStreams:
         assert done.stderr.count("\n") == 1, done.stderr
 
     @pytest.mark.parametrize(
-        "command", ["doctor", "run --help", "plan --ranks 64 --json", "$RUN", "list"]
+        "command", ["doctor", "run --help", "plan --ranks 16 --json", "$RUN", "list"]
     )
     def test_a_reader_that_leaves(self, command: str) -> None:
         done = ficco(f"$FICCO {command} | head -1 | cut -c 1-9; echo ${{PIPESTATUS[0]}}")
