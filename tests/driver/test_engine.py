@@ -65,8 +65,9 @@ def run(folder: Path, scenario: str, double: dict[str, Any] | None = None, **wor
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_operator_is_right(double_folder: Path, world: int) -> None:
-    """In sizes that each dtype draws for itself."""
-    run(double_folder, "operators", worlds=[world], seeds=1, dtypes=DTYPES)
+    """In sizes that each dtype draws for itself: all dtypes on three ranks, else one of them."""
+    dtypes = DTYPES if world == 3 else [DTYPES[world % 3]]
+    run(double_folder, "operators", worlds=[world], seeds=1, dtypes=dtypes)
 
 
 WRITES = {"peer_writes": "done"}
@@ -141,7 +142,8 @@ def test_a_kind_of_signal_that_there_is_not_is_refused(
 
 
 def test_eight_ranks_are_right(double_folder: Path) -> None:
-    run(double_folder, "operators", worlds=[8], seeds=1, dtypes=["bfloat16"])
+    """Half of the calls, at random; tests/host and tests/simulator have all plans of eight ranks."""
+    run(double_folder, "operators", worlds=[8], seeds=1, dtypes=["bfloat16"], calls=64)
 
 
 def test_late_streams_and_copies_change_nothing(double_folder: Path) -> None:
