@@ -69,7 +69,7 @@ def test_mutants_that_can_go_wrong_are_rejected(name: str) -> None:
     waiting = name in ("bend_waits", "push_behind_copy")  # in few plans parts wait
     op = "embedding_all_to_all" if name == "bend_mode" else None
 
-    @settings(max_examples=MORE * (300 if waiting else 200))
+    @settings(max_examples=MORE * (200 if waiting else 110))
     @given(plans(max_world=4, op=op, gated=waiting), st.integers(0, 2**20))
     def run(plan: Plan, seed: int) -> None:
         nonlocal caught
