@@ -63,6 +63,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let one process of a run make the bytecode of all modules, which the others then read."""
+    with _ROOM.open() as room:
+        try:
+            fcntl.flock(room, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(room, fcntl.LOCK_SH)
+        return (yield)
+
+
 def pytest_collection_finish() -> None:
     """Spare tests a sixth of their time, which went to looks for cycles."""
     from forking import collect_seldom
