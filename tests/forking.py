@@ -1,8 +1,8 @@
 """Programs that begin with PyTorch imported: to import it takes longer than most of what they do.
 
-Each runs in a process of its own, forked from one that has imported PyTorch and nothing else of
-note (the fork server of multiprocessing). Triton is not among it: it reads TRITON_INTERPRET when it
-is imported.
+Each runs in a process of its own, forked from one (the fork server of multiprocessing) that has
+imported PyTorch, and modules of ficco that do not import it. Triton is not among it: it reads
+TRITON_INTERPRET when it is imported.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel"])
+_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel", "ficco.engines.gpu"])
 _DRIVERS = ("libcuda.so.1", "libamdhip64.so.7")
 
 
@@ -140,6 +141,43 @@ def run_forked(
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
         return code, said.read()
+
+
+def run_ranks(
+    world: int, script: Path, *arguments: object, folder: Path, environment: dict[str, str],
+    timeout: float,
+) -> list[str]:  # fmt: skip
+    """Run `python SCRIPT [arguments...]` on all ranks, with what torchrun sets; each must end well.
+
+    Args:
+        world: number of ranks.
+        script: see `run_forked`.
+        arguments: behind the script's name.
+        folder: where all run; a file of what each rank says is left there.
+        environment: set in addition to this process's.
+        timeout: seconds; then all are killed.
+
+    Returns:
+        What each rank said.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+    files = [(folder / f"rank{rank}.txt").open("w") for rank in range(world)]
+    ranks = [
+        Forked(
+            [script, *arguments], file, subprocess.STDOUT,
+            os.environ | meet | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder,
+        )
+        for rank, file in enumerate(files)
+    ]  # fmt: skip
+    codes = ended(ranks, timeout)
+    for file in files:
+        file.close()
+    said = [Path(file.name).read_text() for file in files]
+    assert codes == [0] * world, f"{codes}\n" + "\n".join(said)
+    return said
 
 
 def _be(
