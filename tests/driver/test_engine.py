@@ -142,7 +142,7 @@ def test_a_kind_of_signal_that_there_is_not_is_refused(
 
 
 def test_eight_ranks_are_right(double_folder: Path) -> None:
-    """Half of the calls, at random; tests/host and tests/simulator have all plans of eight ranks."""
+    """Half of the calls, at random: tests/host runs all plans of eight ranks."""
     run(double_folder, "operators", worlds=[8], seeds=1, dtypes=["bfloat16"], calls=64)
 
 
