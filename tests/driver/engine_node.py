@@ -22,6 +22,7 @@ from ficco import oracle
 from ficco.compute import dtype_of
 from ficco.engines.window_layout import COPIES, Layout
 from ficco.machine import Machine
+from ficco.plan import WindowBytes
 from ficco.problem import MODES, Output, Problem, chunk_sizes
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
@@ -29,6 +30,10 @@ from ficco.tables import VACANT
 
 CUDA = Machine.named("cuda")
 Arrays = list[dict[str, Any]]
+
+LEAST = WindowBytes(
+    0, 1 << 18
+)  # of windows: what ficco has would take most of a test's time to fill
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

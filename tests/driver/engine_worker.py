@@ -17,7 +17,7 @@ from typing import Any
 
 import double_control as control
 import engine_faults as faults
-from engine_node import CUDA, Node, captured, expected, named, problems, refused
+from engine_node import CUDA, LEAST, Node, captured, expected, named, problems, refused
 from numpy_on_stream import NumpyOnStream
 from program_entries import compile_for, entries
 
@@ -29,6 +29,7 @@ from ficco.lowering import lower
 from ficco.lowering.cutting import is_edged
 from ficco.problem import Output, Problem
 from ficco.program import Wait
+from ficco.runtime import local_gpu
 from ficco.runtime.local_gpu import CudaLocalRuntime
 from ficco.schedule import Schedule
 
@@ -398,6 +399,7 @@ SCENARIOS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
+    local_gpu.LEAST = LEAST
     gc.freeze()  # as forking.collect_seldom
     gc.set_threshold(10_000, 20, 20)
     words = json.loads(sys.argv[2])
