@@ -63,6 +63,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let one process of a run make the bytecode of all modules, which the others then read."""
+    with _ROOM.open() as room:
+        try:
+            fcntl.flock(room, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(room, fcntl.LOCK_SH)
+        return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """Spare tests a sixth of their time, which went to looks for cycles."""
+    from forking import collect_seldom
+
+    collect_seldom()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let a test that is marked `alone` wait until the others have ended, and hold them up.

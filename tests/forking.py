@@ -1,17 +1,21 @@
 """Programs that begin with PyTorch imported: to import it takes longer than most of what they do.
 
-Each runs in a process of its own, forked from one that has imported PyTorch and nothing else of
-note (the fork server of multiprocessing). Triton is not among it: it reads TRITON_INTERPRET when it
-is imported.
+Each runs in a process of its own, forked from one (the fork server of multiprocessing) that has
+imported PyTorch, and modules of ficco that do not import it. Triton is not among it: it reads
+TRITON_INTERPRET when it is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
+import gc
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +24,14 @@ from pathlib import Path
 from typing import IO, Any
 
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel"])
+_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel", "ficco.engines.gpu"])
+_DRIVERS = ("libcuda.so.1", "libamdhip64.so.7")
+
+
+def collect_seldom() -> None:
+    """Let Python look for cycles less often, and not among what there is now: that stays."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def fork_from_here() -> None:
@@ -33,21 +44,25 @@ class Forked:
     """What `subprocess.Popen([python, options..., SCRIPT, arguments...])` gives, so far as needed.
 
     Args:
-        command: the script's name is the first that ends in ".py".
-        stdout: a file on disk, for what it says.
+        command: the script's name is the first that ends in ".py". The options are not looked at;
+            the process has those of this one, and "-X faulthandler".
+        stdout: a file on disk, for what it says. None is this process's own, and needs
+            `fork_from_here`.
         stderr: the same, or subprocess.STDOUT.
-        env: its whole environment, once PyTorch is there.
+        env: its whole environment, once PyTorch is there. From the folders of LD_LIBRARY_PATH it
+            takes the drivers (or their test doubles), and no other library.
         folder: where it runs; this process's folder unless given.
     """
 
     def __init__(
-        self, command: Sequence[object], stdout: IO[str], stderr: IO[str] | int,
+        self, command: Sequence[object], stdout: IO[str] | None, stderr: IO[str] | int | None,
         env: dict[str, str], folder: Path | None = None,
     ) -> None:  # fmt: skip
         words = [str(word) for word in command]
         first = next(i for i, word in enumerate(words) if word.endswith(".py"))
         told = stdout if isinstance(stderr, int) else stderr
-        files = (Path(stdout.name).absolute(), Path(told.name).absolute())
+        files = [Path(file.name).absolute() if file else None for file in (stdout, told)]
+        assert None not in files or _CONTEXT.get_start_method() == "fork"
         self._process = _CONTEXT.Process(
             target=_be, args=(words[first:], folder or Path.cwd(), env, files)
         )
@@ -128,16 +143,71 @@ def run_forked(
         return code, said.read()
 
 
+def run_ranks(
+    world: int, script: Path, *arguments: object, folder: Path, environment: dict[str, str],
+    timeout: float,
+) -> list[str]:  # fmt: skip
+    """Run `python SCRIPT [arguments...]` on all ranks, with what torchrun sets; each must end well.
+
+    Args:
+        world: number of ranks.
+        script: see `run_forked`.
+        arguments: behind the script's name.
+        folder: where all run; a file of what each rank says is left there.
+        environment: set in addition to this process's.
+        timeout: seconds; then all are killed.
+
+    Returns:
+        What each rank said.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+    files = [(folder / f"rank{rank}.txt").open("w") for rank in range(world)]
+    ranks = [
+        Forked(
+            [script, *arguments], file, subprocess.STDOUT,
+            os.environ | meet | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder,
+        )
+        for rank, file in enumerate(files)
+    ]  # fmt: skip
+    codes = ended(ranks, timeout)
+    for file in files:
+        file.close()
+    said = [Path(file.name).read_text() for file in files]
+    assert codes == [0] * world, f"{codes}\n" + "\n".join(said)
+    return said
+
+
 def _be(
-    words: list[str], folder: Path, environment: dict[str, str], files: tuple[Path, Path]
+    words: list[str], folder: Path, environment: dict[str, str], files: list[Path | None]
 ) -> None:
     os.setpgid(0, 0)
     for descriptor, path in enumerate(files, 1):
-        with path.open("a") as file:
-            os.dup2(file.fileno(), descriptor)
+        if path is not None:
+            with path.open("a") as file:
+                os.dup2(file.fileno(), descriptor)
+    faulthandler.enable()
+    collect_seldom()
+    searched = os.environ.get("LD_LIBRARY_PATH", "")
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("LD_LIBRARY_PATH", "") != searched:
+        _load_drivers(environment["LD_LIBRARY_PATH"].split(os.pathsep))
     os.chdir(folder)
     sys.argv = words
     sys.path.insert(0, str(Path(words[0]).parent))
     runpy.run_path(words[0], run_name="__main__")
+
+
+def _load_drivers(folders: Sequence[str]) -> None:
+    """Load each driver from the first folder that has it; its name stands for that one from now on.
+
+    The dynamic linker reads LD_LIBRARY_PATH only when a process begins.
+    """
+    for name in _DRIVERS:
+        found = next((path for path in (Path(f, name) for f in folders) if path.exists()), None)
+        if found is not None:
+            assert name not in Path("/proc/self/maps").read_text(), f"{name} is loaded already"
+            ctypes.CDLL(str(found))

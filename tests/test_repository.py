@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forking import run_forked
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,6 +75,8 @@ def test_readme_shows_every_named_schedule() -> None:
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "bench").glob("*.py")), ids=lambda p: p.stem)
-def test_every_benchmark_loads(script: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(script.parent)!r}); import {script.stem}"
-    subprocess.run([sys.executable, "-P", "-c", code], timeout=60, check=True)
+def test_every_benchmark_loads(script: Path, tmp_path: Path) -> None:
+    load = tmp_path / "load.py"
+    load.write_text(f"import sys; sys.path.insert(0, {str(script.parent)!r}); import {script.stem}")
+    code, said = run_forked(load, folder=tmp_path, environment={}, timeout=60)
+    assert code == 0, said

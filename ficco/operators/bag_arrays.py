@@ -61,9 +61,6 @@ def pose(
         own = _pose_rank(rank, tables[rank], indices[rank], offsets[rank], library)
         arrays.append(own | _pose_weights(rank, modes[rank], own_weights, own, library))
     index_dtype = _index_dtype(arrays)
-    for rank, own_tables in enumerate(tables):
-        for i, table in enumerate(own_tables):
-            check_height(table.shape[0], index_dtype, f"tables[{rank}][{i}]")
     batch = _batch(arrays)
     sizes = chunk_sizes(batch, world) if rows is None else whole_numbers(rows, "rows")
     check_sum(sizes, "rows", world, batch, "the number of offsets of each table")
@@ -100,6 +97,7 @@ def _pose_rank(
         where = f"[{rank}][{i}]"
         index = integer_row(indices[i], f"indices{where}", rank, library)
         start = integer_row(starts[i], f"offsets{where}", rank, library)
+        check_height(table.shape[0], index.dtype.name, f"tables{where}")  # before it is copied
         if library.immediate:
             check_bags(index[0], start[0], table.shape[0], where)
         arrays |= {

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from forking import Forked, ended
+from forking import Forked, ended, run_forked
 
 __all__ = ["run_alone", "run_ranks"]
 
@@ -26,11 +26,10 @@ def environment() -> dict[str, str]:
 
 def run_alone(page: Path, folder: Path) -> str:
     """Run the blocks for one process in a folder; return "" or the output of the failure."""
-    done = subprocess.run(
-        [sys.executable, RUNNER, page, "run"], cwd=folder, env=environment(), timeout=TIMEOUT_S,
-        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    return done.stdout or "failed" if done.returncode else ""
+    code, said = run_forked(
+        RUNNER, page, "run", folder=folder, environment=environment(), timeout=TIMEOUT_S
+    )
+    return said or "failed" if code else ""
 
 
 def run_ranks(page: Path, folder: Path, how: str, world: int) -> str:

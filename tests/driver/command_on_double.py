@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forking
 import torch
 import torch.distributed as dist
 import torch_on_double as on_double
@@ -24,10 +25,20 @@ from ficco.engines import cuda
 from ficco.measuring import executors
 
 
-def _start(command: list[str], **words: Any) -> subprocess.Popen[bytes]:
-    """Start a rank: `python -P -m ficco WORDS...`, with this script in place of the module."""
+def _start(
+    command: list[str], env: dict[str, str], stdout: int | None, pass_fds: tuple[int, ...]
+) -> forking.Forked:
+    """Fork a rank: `python -P -m ficco WORDS...`, with this script in place of the module.
+
+    It has this process's files open, those of `pass_fds` among them.
+    """
     assert command[1:4] == ["-P", "-m", "ficco"], command
-    return subprocess.Popen([command[0], __file__, *command[4:]], **words)
+    words = [__file__, *command[4:]]
+    if stdout is None:
+        return forking.Forked(words, None, None, env)
+    assert stdout == subprocess.DEVNULL
+    with Path(os.devnull).open("w") as nowhere:
+        return forking.Forked(words, nowhere, None, env)
 
 
 class _Event(on_double._Event):
@@ -68,6 +79,7 @@ def be_rank(rank: int, world: int, folder: Path) -> on_double.Rank:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    forking.fork_from_here()
     offers = executors.TorchOffers("13.0", cuda.device_count(), True, True, True)
     executors.torch_offers = lambda: offers
     launching.subprocess = SimpleNamespace(  # type: ignore[assignment]

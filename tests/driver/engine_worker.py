@@ -5,6 +5,7 @@ python engine_worker.py SCENARIO WORDS
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
@@ -16,17 +17,19 @@ from typing import Any
 
 import double_control as control
 import engine_faults as faults
-from engine_node import CUDA, Node, captured, expected, named, problems, refused
+from engine_node import CUDA, LEAST, Node, captured, expected, named, problems, refused
 from numpy_on_stream import NumpyOnStream
 from program_entries import compile_for, entries
 
 from ficco import oracle, registry
+from ficco.engines import peer_signals
 from ficco.engines.peer_signals import SignalsRefused
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower
 from ficco.lowering.cutting import is_edged
 from ficco.problem import Output, Problem
 from ficco.program import Wait
+from ficco.runtime import local_gpu
 from ficco.runtime.local_gpu import GpuLocalRuntime
 from ficco.schedule import Schedule
 
@@ -337,8 +340,12 @@ def kernels_that_load(world: int) -> None:
 # ---- signals
 
 
+_SOON_S = 0.7  # for signals that do not arrive; those that do take milliseconds
+
+
 def signals(world: int, kind: str) -> None:
     """The runtime takes this kind of signals, and is right."""
+    peer_signals._WITHIN_S = _SOON_S
     node = Node(world)
     assert node.runtime.signals == kind, node.runtime.signals
     node.right(
@@ -348,6 +355,7 @@ def signals(world: int, kind: str) -> None:
 
 def signals_refused(world: int, said: str) -> None:
     """No kind of signals arrives: an error says of each why, and nothing hangs."""
+    peer_signals._WITHIN_S = _SOON_S
     with expected(SignalsRefused, "signals do not reach all GPUs", said):
         Node(world)
 
@@ -391,6 +399,9 @@ SCENARIOS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
+    local_gpu.LEAST = LEAST
+    gc.freeze()  # as forking.collect_seldom
+    gc.set_threshold(10_000, 20, 20)
     words = json.loads(sys.argv[2])
     if sys.argv[1] != "entries":
         compile_for(words.pop("target", "own"))

@@ -3,8 +3,9 @@
 python gpu_checks_on_double.py KIND STORE RANK WORLD CHECKS
 
 KIND is "double": tensors pass for those of a GPU (torch_on_double.py). CHECKS is JSON: pairs of a
-scenario's name and its words. With KIND "table" and nothing else, nothing runs: the table of checks
-is held against the parameters of scenarios, and their calls are planned.
+scenario's name and its words. Products of few rows are smaller than on GPUs, as NumPy makes them.
+With KIND "table" and nothing else, nothing runs: the table of checks is held against the parameters
+of scenarios, and their calls are planned.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.argv[1] = "cpu"  # where gradient_worker draws
 import serve  # noqa: E402 (of a PyTorch that is as it is)
 from beside import turns  # noqa: E402
 from checks import CHECKS, MOST  # noqa: E402
-from few_rows import few_row_cases  # noqa: E402
+from few_rows import SIZES, few_row_cases  # noqa: E402
 from fuzzed import cases, shared_cases, split_tiles  # noqa: E402
 from rank import CUDA, problems, refused  # noqa: E402
 from scenarios import ways  # noqa: E402
@@ -156,6 +157,7 @@ def plan_all(problem: Problem) -> int:
 
 def main(store: str, rank: int, world: int, checks: list[tuple[str, dict[str, Any]]]) -> None:
     torch.set_num_threads(1)
+    SIZES[:] = [(m, n // 8, k // 4) for m, n, k in SIZES]
     pass_for_a_gpu(rank, world, Path(store).parent)
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,

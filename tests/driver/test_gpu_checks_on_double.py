@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from double_control import environment
-from forking import ended
+from forking import Forked, ended, run_forked
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from checks import A_RANK_A_GPU, CHECKS, MOST, Check, Stage, left_out
@@ -63,19 +63,23 @@ def test_scenarios_run(
     given = environment(double_folder, devices=world, version=13000) | {
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
-    logs = [tmp_path / f"rank{rank}.txt" for rank in range(world)]
-    ranks: list[subprocess.Popen[bytes]] = []
-    for rank, log in enumerate(logs):
-        words = ["double", str(tmp_path / "store"), str(rank), str(world), json.dumps(asked)]
-        with log.open("w") as file:
-            command = [sys.executable, "-X", "faulthandler", str(SCRIPT), *words]
-            ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
+    logs = [(tmp_path / f"rank{rank}.txt").open("w") for rank in range(world)]
+    ranks = [
+        Forked(
+            [SCRIPT, "double", tmp_path / "store", rank, world, json.dumps(asked)],
+            log, subprocess.STDOUT, given,
+        )
+        for rank, log in enumerate(logs)
+    ]  # fmt: skip
     codes = ended(ranks, LIMIT_S)
-    said = "".join(f"---- rank {i}\n{log.read_text()[-3000:]}" for i, log in enumerate(logs))
+    texts = [Path(log.name).read_text() for log in logs]
+    for log in logs:
+        log.close()
+    said = "".join(f"---- rank {i}\n{text[-3000:]}" for i, text in enumerate(texts))
     assert codes == [0] * world, said
     names = tuple(f"{name} {{" for name, _ in asked)
-    for log in logs:
-        made = [line for line in log.read_text().splitlines() if line.startswith(names)]
+    for text in texts:
+        made = [line for line in text.splitlines() if line.startswith(names)]
         assert made == [f"{name} {words}" for name, words in asked], said
 
 
@@ -97,13 +101,9 @@ def test_ranks_serve_on_the_cpu(
         found.leave()
 
 
-def test_words_fit_their_scenarios_and_calls_can_be_planned(torch: Any) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "table"], capture_output=True, text=True, timeout=200,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{len(CHECKS)} checks, "), done.stdout
+def test_words_fit_their_scenarios_and_calls_can_be_planned(tmp_path: Path, torch: Any) -> None:
+    code, said = run_forked(SCRIPT, "table", folder=tmp_path, environment={}, timeout=200)
+    assert code == 0 and said.startswith(f"{len(CHECKS)} checks, "), said
 
 
 def test_the_table_has_all_that_is_promised() -> None:

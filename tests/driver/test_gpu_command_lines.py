@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from double_control import environment
+from forking import Forked, ended
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from command_lines import (
+    CALM,
+    LIMIT_S,
+    Done,
     Line,
-    call,
     check_document,
     check_refusal,
     check_trace,
@@ -35,13 +38,23 @@ PROFILES = profile_lines()
 FULL, SMALL = lines() | PROFILES, lines(603, 57, 71)
 # What the double cannot do: hide devices, be out of memory at once, start torchrun's ranks; `host`
 # has its own tests, and the default job takes NumPy too long. The others differ from lines that run
-# only in the dtype, or in an operator with the same options. A line starts PyTorch in three
-# processes.
+# only in the dtype, or in an operator with the same options.
 NOT_RUN = {
     "refused hidden", "refused sizes", "torchrun", "host", "default",
     "schedules all_gather_matmul float32", "schedules matmul_reduce_scatter bfloat16",
     "operator all_gather_matmul", "operator matmul_reduce_scatter", "operator matmul_all_to_all",
 }  # fmt: skip
+
+
+def call(folder: Path, line: Line, given: Mapping[str, str], *more: str) -> Done:
+    """Run a line in a folder, in processes that are forked with PyTorch imported."""
+    environment = {**given, **CALM, **line.environment}
+    with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
+        started = Forked([SCRIPT, *line.words, *more], out, err, environment, folder)
+        (code,) = ended([started], LIMIT_S)
+    said = Path(out.name).read_text(), Path(err.name).read_text()
+    assert code is not None, f"not done after {LIMIT_S:g} s: {said}"
+    return Done(code, *said)
 
 
 @pytest.mark.parametrize("line", FULL.values(), ids=FULL)
@@ -88,7 +101,7 @@ def test_lines_of_a_profile_are_refused(
     (tmp_path / "found.toml").write_text("")
     given = environment(double_folder, devices=2, version=13000)
     line = PROFILES[name]
-    done = call(tmp_path, line, command=(sys.executable, str(SCRIPT)), environment=given)
+    done = call(tmp_path, line, given)
     check_refusal(line, done)
     assert (tmp_path / "found.toml").read_text() == "" and not (tmp_path / "none.toml").exists()
 
@@ -100,10 +113,9 @@ def test_every_line_runs_on_the_double(
     line = SMALL[name]
     given = environment(double_folder, devices=2, version=13000) | {
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path.endswith("driver")),
     }  # fmt: skip
     traced = ("--trace", "trace.json") if name.startswith(("schedules", "serial")) else ()
-    done = call(tmp_path, line, *traced, command=(sys.executable, str(SCRIPT)), environment=given)
+    done = call(tmp_path, line, given, *traced)
     if line.code:
         check_refusal(line, done)
     elif name in ("auto", "explain"):

@@ -6,12 +6,11 @@ get. What a GPU makes of them needs tests/gpu.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from double_control import environment
+from forking import run_forked
 
 WORKER = Path(__file__).with_name("launching_worker.py")
 
@@ -19,18 +18,11 @@ WORKER = Path(__file__).with_name("launching_worker.py")
 def run(folder: Path, place: Path, *scenarios: str, **double: object) -> list[str]:
     """Run scenarios of the worker; return what it says besides."""
     settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(place / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(WORKER), *scenarios],
-        env=environment(folder, devices=2, **double) | settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    said = done.stdout.splitlines()
+    given = environment(folder, devices=2, **double) | settings
+    code, text = run_forked(WORKER, *scenarios, folder=place, environment=given, timeout=100)
+    said = text.splitlines()
     right = [f"{scenario} right" for scenario in scenarios]
-    assert done.returncode == 0 and said[-len(right) :] == right, done.stdout[-4000:]
+    assert code == 0 and said[-len(right) :] == right, text[-4000:]
     return said[: -len(right)]
 
 

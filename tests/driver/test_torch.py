@@ -9,43 +9,45 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from double_control import environment
+from forking import Forked, ended
 
 WORKER = Path(__file__).with_name("torch_worker.py")
 DEADLINE_S = 120
 
 
-def run(double: Path, folder: Path, world: int, *checks: str, **settings: object) -> list[str]:
+def run(
+    double: Path, folder: Path, world: int, *checks: str, fresh: bool = False, **settings: object
+) -> list[str]:
     """Run checks on every rank of a world; each must end well. Return what each says.
 
-    settings: of the double.
+    Args:
+        double: the folder of the double.
+        folder: where the ranks meet.
+        world: number of ranks.
+        checks: their names.
+        fresh: whether ranks are new processes, which end as Python does; else they are forked.
+        settings: of the double.
     """
     pytest.importorskip("torch")
     given = environment(double, **{"devices": world, **settings}) | {
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
-    logs = [folder / f"rank{rank}.txt" for rank in range(world)]
-    ranks: list[subprocess.Popen[bytes]] = []
-    codes: list[int | None] = []
-    try:
-        for rank, log in enumerate(logs):
-            command = [sys.executable, "-X", "faulthandler", str(WORKER), str(folder / "store"),
-                       str(rank), str(world), *checks]  # fmt: skip
-            with log.open("w") as file:
-                ranks.append(subprocess.Popen(command, stdout=file, stderr=file, env=given))
-        end = time.monotonic() + DEADLINE_S
-        while None in (codes := [rank.poll() for rank in ranks]) and time.monotonic() < end:
-            time.sleep(0.1)
-    finally:
-        for rank in ranks:
-            rank.kill()
-        for rank in ranks:
-            rank.wait()
-    texts = [log.read_text() for log in logs]
+    logs = [(folder / f"rank{rank}.txt").open("w") for rank in range(world)]
+    ranks: list[Any] = []
+    for rank, log in enumerate(logs):
+        words = [str(WORKER), str(folder / "store"), str(rank), str(world), *checks]
+        words = [sys.executable, "-X", "faulthandler", *words] if fresh else words
+        start = subprocess.Popen if fresh else Forked
+        ranks.append(start(words, stdout=log, stderr=subprocess.STDOUT, env=given))
+    codes = ended(ranks, DEADLINE_S)
+    for log in logs:
+        log.close()
+    texts = [Path(log.name).read_text() for log in logs]
     said = "".join(f"---- rank {i}\n{text[-3000:]}" for i, text in enumerate(texts))
     assert codes == [0] * world, said
     return texts
@@ -78,7 +80,7 @@ def test_without_triton_matrices_may_lie_in_any_way(double_folder: Path, tmp_pat
 
 def test_a_process_may_end_with_its_group_open(double_folder: Path, tmp_path: Path) -> None:
     """Nothing is said about it."""
-    for said in run(double_folder, tmp_path, 2, "left_open"):
+    for said in run(double_folder, tmp_path, 2, "left_open", fresh=True):
         assert said.splitlines()[-2:] == ["left_open", "right"], said
 
 

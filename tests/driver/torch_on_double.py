@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from double_control import Cuda
+from engine_node import LEAST
 from launched_on_stream import LaunchedKernels
 from numpy_on_stream import NumpyOnStream
 
@@ -250,6 +251,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     for name, value in given.items():
         setattr(gpus, name, value)
     symmetric.empty, symmetric.rendezvous = here.empty, here.rendezvous  # type: ignore[assignment]
+    process_gpu.LEAST = LEAST
     runtime: Any = process_gpu.CudaProcessRuntime
     runtime.backend = "gloo"
     process_gpu.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forking import Forked, run_forked
+from forking import run_forked, run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENVIRONMENT = {
@@ -27,28 +24,10 @@ def output_of(example: str, folder: Path, *arguments: str, **settings: str) -> s
 
     The settings are variables of the environment.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    files = [(folder / f"rank{rank}.txt").open("w") for rank in range(2)]
-    ranks = [
-        Forked(
-            [EXAMPLES / example, *arguments], file, subprocess.STDOUT,
-            os.environ | ENVIRONMENT | meet | settings
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder,
-        )
-        for rank, file in enumerate(files)
-    ]  # fmt: skip
-    try:
-        codes = [rank.wait(120) for rank in ranks]
-    finally:
-        for rank, file in zip(ranks, files, strict=True):
-            rank.kill()
-            file.close()
-    texts = [Path(file.name).read_text() for file in files]
-    assert codes == [0, 0], "\n".join(texts)
-    return texts[0]
+    given = {**ENVIRONMENT, **settings}
+    return run_ranks(
+        2, EXAMPLES / example, *arguments, folder=folder, environment=given, timeout=120
+    )[0]
 
 
 def test_the_training_example(tmp_path: Path, torch: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from forking import run_forked
+from forking import collect_seldom, run_forked
 
 DEADLINE_S = 240
 
@@ -74,6 +74,7 @@ def _fork(folder: Path, world: int, worker: str, arguments: list[str]) -> None:
     import ficco  # noqa: F401
 
     assert not torch.distributed.is_initialized()
+    collect_seldom()
     children = {}
     for rank in range(world):
         child = os.fork()

@@ -33,10 +33,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profile of the host engine with two ranks."""
+    """A profile of the host engine with two ranks, of as many GEMMs as a short time allows."""
+    from ficco.profiling.host import extent
+
     target = tmp_path_factory.mktemp("profile") / "desk.toml"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_choice, "gpus", lambda ranks: engine_choice.Gpus(0, "none"))
+        patch.setattr(extent, "THOROUGH", extent.THOROUGH._replace(budget_s=0.3))
         assert main(["doctor", "--profile", str(target), "--ranks", "2"]) == 0
     return target
 

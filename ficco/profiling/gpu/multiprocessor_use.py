@@ -26,6 +26,7 @@ WRITE_AT_PEER = "write of a word at a peer"
 
 LIMIT_NS = 5_000_000_000  # time limit after which the kernel ends by itself
 _HELD_S = 2.0  # time limit until all blocks run
+_BETWEEN_S = 1e-4  # looks at what has run
 _ENDS_S = 0.25  # a call that takes longer waits; the largest copy takes 0.2 ms
 _MIB, _KIB = 1 << 20, 1 << 10
 _LARGE = 64 * _MIB
@@ -203,6 +204,7 @@ class _Holder:
                         f"measuring GPU {self.device}: {running} of {self.blocks} blocks run after "
                         f"{_HELD_S:g} s, other work uses the rest; stop it, and measure again"
                     )
+                time.sleep(_BETWEEN_S)
             yield
             if not self._pending(self._held):
                 raise EngineError(
@@ -223,6 +225,7 @@ class _Holder:
                 while pending := self._pending(self._ended):
                     if time.monotonic() > end:
                         break
+                    time.sleep(_BETWEEN_S)
         finally:
             _call("cuStreamSynchronize", stream)
         return pending
