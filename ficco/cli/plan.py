@@ -21,11 +21,11 @@ from ficco.program import Program
 from ficco.report.plan_text import fitted, plan_text
 from ficco.report.program_text import program_json, program_text
 from ficco.report.tables import UNLIMITED, width_of
-from ficco.target import HOST, LIBRARY, cuda_target, own_signals
+from ficco.target import HOST, LIBRARY, cuda_target, hip_target, own_signals
 
 __all__ = ["add_to"]
 
-_TARGETS = {"host": HOST, "library": LIBRARY}
+_TARGETS = {"host": HOST, "library": LIBRARY, "hip": hip_target()}
 
 
 def add_to(commands: Any) -> None:
@@ -55,9 +55,10 @@ def add_to(commands: Any) -> None:
         "prove it. Default: the plan, which is the same for all targets.",
     )  # fmt: skip
     program.add_argument(
-        "--target", choices=("host", "cuda", "library"),
+        "--target", choices=("host", "cuda", "hip", "library"),
         help="With --program: the target that it runs on. `library` is PyTorch, which runs "
-        "schedules with transport='collective'. Default: library for those, else cuda.",
+        "schedules with transport='collective'. `hip` is for AMD GPUs, on which ficco does not run "
+        "yet. Default: library for those schedules, else cuda.",
     )  # fmt: skip
     program.add_argument(
         "--signals", choices=("write", "copy"),
