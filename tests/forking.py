@@ -20,8 +20,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel", "ficco.engines.gpu"])
@@ -38,6 +40,12 @@ def fork_from_here() -> None:
     """Let this process, which has PyTorch imported and no threads, be the one that is forked."""
     global _CONTEXT  # noqa: PLW0603
     _CONTEXT = multiprocessing.get_context("fork")
+
+
+def _start_server() -> None:
+    """Start the fork server, which imports the installed ficco: not that of the current folder."""
+    with mock.patch.dict(os.environ, {"PYTHONSAFEPATH": "1"}):
+        forkserver.ensure_running()
 
 
 class Forked:
@@ -66,6 +74,8 @@ class Forked:
         self._process = _CONTEXT.Process(
             target=_be, args=(words[first:], folder or Path.cwd(), env, files)
         )
+        if _CONTEXT.get_start_method() == "forkserver":
+            _start_server()
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
