@@ -19,22 +19,17 @@ _WARPS, _WAVEFRONT = 1, 64
 
 
 def compiled(arch: str) -> Any:
-    """Return the kernel that waits for signals, compiled by Triton; `asm` has its texts."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """Return the kernel that waits for signals, compiled by Triton; see `code_object_of`."""
     from ficco.kernels.await_words_amd_kernel import ficco_await_words
+    from ficco.private.triton_core import compile_for_amd
 
     signature = {
         "at": ("i64",) * AWAITED, "values": ("i32",) * AWAITED, "numbers": ("i32",) * AWAITED,
         "stop": "*i32", "lane": "*i32", "missed": "*i32", "first": "i64", "second": "i64",
         "size": "i64", "limit": "i64", "mark": "i32", "count": "i32",
     }  # fmt: skip
-    source = ASTSource(ficco_await_words, signature, {})
-    target = GPUTarget("hip", arch, _WAVEFRONT)
     with _without_lines():
-        return triton.compile(source, target=target, options={"num_warps": _WARPS})
+        return compile_for_amd(ficco_await_words, signature, arch, _WAVEFRONT, _WARPS)
 
 
 @contextmanager
@@ -55,6 +50,8 @@ def _without_lines() -> Iterator[None]:
 
 def write() -> None:
     """Write the code objects of all architectures into the package."""
+    from ficco.private.triton_core import code_object_of
+
     for arch in ARCHITECTURES:
-        path_of(arch).write_bytes(compiled(arch).asm["hsaco"])
+        path_of(arch).write_bytes(code_object_of(compiled(arch))[0])
         print(f"{path_of(arch)}: {path_of(arch).stat().st_size} bytes")

@@ -90,6 +90,30 @@ def compile_ahead(
     return compile_source(source, target=Target("cuda", capability, 32), options=dict(options))
 
 
+def compile_for_amd(
+    function: Any, signature: Mapping[str, Any], arch: str, wavefront: int, warps: int
+) -> Any:
+    """Compile a function for an AMD GPU; `code_object_of` and `facts_of` read the result.
+
+    Check `why_not_ahead` first.
+    """
+    source = AheadSource(function, dict(signature), {})
+    target = Target("hip", arch, wavefront)
+    return compile_source(source, target=target, options={"num_warps": warps})
+
+
+def code_object_of(kernel: Any) -> tuple[bytes, str]:
+    """Return the code object and the instructions of a kernel that was compiled for an AMD GPU.
+
+    Raises:
+        EngineError: Triton does not provide them.
+    """
+    assemblies: Any = getattr(kernel, "asm", {})
+    if "hsaco" not in assemblies or "amdgcn" not in assemblies:
+        raise EngineError("the installed Triton does not provide a kernel's code object")
+    return assemblies["hsaco"], assemblies["amdgcn"]
+
+
 def facts_of(kernel: Any) -> Facts:
     """Return the facts about a compiled kernel.
 
