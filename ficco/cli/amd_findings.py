@@ -30,15 +30,26 @@ def amd_findings() -> list[Finding]:
     try:
         count, version = hip.device_count(), hip.served_version()
     except hip.GpuError as error:
-        reason, _, do = str(error).rpartition("; ")
-        return [Finding("HIP runtime", False, reason, _SERVES, do)]
+        return [Finding("HIP runtime", False, *_parts(error))]
     found = f"HIP {version}, {count} devices, {hip.library_path()}"
     findings = [Finding("HIP runtime", True, found, _SERVES)]
-    devices = [hip.capabilities(device) for device in range(count)]
-    findings += [_device(number, each) for number, each in enumerate(devices)]
-    if count > 1:
+    devices = []
+    for device in range(count):
+        try:
+            devices.append(hip.capabilities(device))
+        except hip.GpuError as error:
+            findings.append(Finding(f"AMD device {device}", False, str(error), _DEVICE))
+            continue
+        findings.append(_device(device, devices[-1]))
+    if 1 < count == len(devices):
         findings += _pairs(devices)
     return findings
+
+
+def _parts(error: Exception) -> tuple[str, str, str]:
+    """Return the fields of a finding from an error, whose last part may say what to do."""
+    reason, _, do = str(error).rpartition("; ")
+    return (reason, _SERVES, do) if reason else (do, _SERVES, "")
 
 
 def _device(number: int, here: Capabilities) -> Finding:

@@ -9,12 +9,12 @@ from typing import Any
 
 from ficco import _native
 from ficco.engines.peer_signals import REMEDY, allowed_kinds, writable_words
-from ficco.engines.peers import Peers
+from ficco.engines.peers import Peers, first_result, refused
 from ficco.errors import EngineError
 
 __all__ = ["CudaPeers"]
 
-_OUT_OF_MEMORY, _NO_PEER_ACCESS, _REACHED_ALREADY = 2, 217, 704
+_NO_PEER_ACCESS, _REACHED_ALREADY = 217, 704
 
 
 class CudaPeers(Peers):
@@ -53,7 +53,7 @@ class CudaPeers(Peers):
         if int(status) == _NO_PEER_ACCESS:
             raise _no_access([pair])
         if int(status) not in (0, _REACHED_ALREADY):
-            raise _refused(f"peer access of device {pair}", "cuCtxEnablePeerAccess", status)
+            raise refused(f"peer access of device {pair}", "cuCtxEnablePeerAccess", status)
 
     @contextmanager
     def current(self, rank: int) -> Iterator[None]:
@@ -142,14 +142,4 @@ def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
 
 def _call(name: str, *arguments: Any, task: str) -> Any:
     """Call a driver function; return its first result, or raise EngineError."""
-    status, *results = _status(name, *arguments)
-    if int(status) != 0:
-        raise _refused(task, name, status)
-    return results[0] if results else None
-
-
-def _refused(task: str, call: str, status: Any) -> EngineError:
-    remedy = "if the device has failed, start a new process"
-    if int(status) == _OUT_OF_MEMORY:
-        remedy = "free memory of that device, or run a smaller problem"
-    return EngineError(f"{task}: {call} answers {status.name} ({int(status)}); {remedy}")
+    return first_result(_status(name, *arguments), name, task)

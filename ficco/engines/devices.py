@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ __all__ = ["Device"]
 _SETTLES_WITHIN_S = 5.0
 
 
-class Device:
+class Device(ABC):
     """One rank's GPU: its streams and their watchdog.
 
     Args:
@@ -32,9 +33,9 @@ class Device:
         self.ordinal, self.group, self.rank = ordinal, group, rank
         self.native = _native.GpuRank(gpu, group, rank)
 
+    @abstractmethod
     def stop_word(self, compute: DeviceCompute) -> int:
         """Return the address of a word that becomes 1 when the group fails; kernels poll it."""
-        raise NotImplementedError
 
     def forget(self, window: Window) -> None:
         """Stop the watchdog's use of a window that has no enqueued calls left.

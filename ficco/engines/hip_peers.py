@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ficco import _native
-from ficco.engines.peers import Peers
+from ficco.engines.peers import Peers, first_result, refused
 from ficco.engines.window_layout import COPIES, WORDS_BYTES
 from ficco.errors import EngineError
 
@@ -54,7 +54,7 @@ class HipPeers(Peers):
             )
         status, *_ = _status("hipDeviceEnablePeerAccess", other, 0)
         if int(status) not in (0, _REACHED_ALREADY):
-            raise _refused(f"access of {pair}", "hipDeviceEnablePeerAccess", status)
+            raise refused(f"access of {pair}", "hipDeviceEnablePeerAccess", status)
         _native.hip_forget_error()  # the thread's last error has it if access was allowed before
 
     @contextmanager
@@ -136,8 +136,9 @@ class HipPeers(Peers):
 
 def _hip() -> Any:
     try:
-        return importlib.import_module("hip").hip
-    except (ImportError, AttributeError) as missing:
+        package = importlib.import_module("hip")
+        return getattr(package, "hip", None) or importlib.import_module("hip.hip")
+    except ImportError as missing:
         raise EngineError(
             f"AMD devices of one process need hip-python ({missing}); pip install 'ficco[rocm]'"
         ) from missing
@@ -159,12 +160,4 @@ def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
 
 def _call(name: str, *arguments: Any, task: str) -> Any:
     """Call a function of HIP; return its first result, or raise EngineError."""
-    status, *results = _status(name, *arguments)
-    if int(status) != 0:
-        raise _refused(task, name, status)
-    return results[0] if results else None
-
-
-def _refused(task: str, call: str, status: Any) -> EngineError:
-    remedy = "if the device has failed, start a new process"
-    return EngineError(f"{task}: {call} answers {status.name} ({int(status)}); {remedy}")
+    return first_result(_status(name, *arguments), name, task)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from ficco import _native
 from ficco.errors import EngineError
 
-__all__ = ["Peers"]
+__all__ = ["Peers", "first_result", "refused"]
+
+_OUT_OF_MEMORY = 2  # of CUDA and of HIP
 
 
 class Peers(ABC):
@@ -105,3 +108,28 @@ class Peers(ABC):
     @abstractmethod
     def open(self, rank: int) -> _native.Gpu:
         """Open a rank's device for the native core."""
+
+
+def first_result(answer: Sequence[Any], call: str, task: str) -> Any:
+    """Return the first result of a driver call, None if it has none.
+
+    Args:
+        answer: the status, then the results.
+        call: name of the function.
+        task: what it was called for.
+
+    Raises:
+        EngineError: the status is not 0.
+    """
+    status, *results = answer
+    if int(status) != 0:
+        raise refused(task, call, status)
+    return results[0] if results else None
+
+
+def refused(task: str, call: str, status: Any) -> EngineError:
+    """Return the error of a driver call that failed."""
+    remedy = "if the device has failed, start a new process"
+    if int(status) == _OUT_OF_MEMORY:
+        remedy = "free memory of that device, or run a smaller problem"
+    return EngineError(f"{task}: {call} answers {status.name} ({int(status)}); {remedy}")

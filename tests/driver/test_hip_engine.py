@@ -16,10 +16,9 @@ from double_control import environment
 from hip_control import run
 
 WORKER = str(Path(__file__).with_name("hip_engine_worker.py"))
-needs_hip = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("hip") is None, reason="hip-python is not installed"
 )
-pytestmark = needs_hip
 
 
 def on_double(folder: Path, scenario: str, double: dict[str, Any], **words: Any) -> str:
