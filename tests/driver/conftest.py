@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a libcuda.so.1 that needs no GPU, for LD_LIBRARY_PATH of child processes."""
-    return _built(tmp_path_factory, "ficco_cuda_double") / "double"
+    return _built(tmp_path_factory, "ficco_cuda_double") / "cuda_double"
 
 
 @pytest.fixture(scope="session")
 def hip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the executable ficco_hip_tests; its folder `double` has libamdhip64.so.7."""
+    """The folder of the executable ficco_hip_tests; its folder `hip_double` has libamdhip64.so.7."""
     return _built(tmp_path_factory, "ficco_hip_double", "ficco_hip_tests")
 
 
@@ -31,8 +31,8 @@ def _built(tmp_path_factory: pytest.TempPathFactory, *targets: str) -> Path:
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # whichever process comes first builds it for all
         base = base.parent
-    folder, done = base / "double", base / f"{targets[0]}-is-built"
-    with (base / "double-lock").open("w") as lock:
+    folder, done = base / "drivers", base / f"{targets[0]}-is-built"
+    with (base / "drivers-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             _build(folder, targets)

@@ -128,7 +128,7 @@ def on_hip_double(needs: str = "", **settings: object) -> Callable[..., Any]:
                 import pytest
 
                 pytest.skip(f"the module {needs} is not installed")
-            env = control.environment(hip_folder / "double", **settings)
+            env = control.environment(hip_folder / "hip_double", **settings)
             run(body.__code__.co_filename, body.__name__, env=env)
 
         test.__name__ = body.__name__

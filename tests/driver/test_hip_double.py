@@ -20,7 +20,7 @@ from hip_control import NO_CU, Hip, on_hip_double, refusal
 def test_native_tests_of_hip_pass(hip_folder: Path) -> None:
     done = subprocess.run(
         [hip_folder / "ficco_hip_tests"],
-        env=control.environment(hip_folder / "double"),
+        env=control.environment(hip_folder / "hip_double"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

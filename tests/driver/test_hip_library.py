@@ -45,27 +45,27 @@ def compile_library(path: Path, text: str) -> Path:
 
 
 def test_the_newest_name_is_opened(hip_folder: Path) -> None:
-    path = hip_folder / "double" / "libamdhip64.so.7"
+    path = hip_folder / "hip_double" / "libamdhip64.so.7"
     assert taken(path.parent) == f"{path} 70125424"
 
 
 def test_the_loaded_library_is_taken(hip_folder: Path, tmp_path: Path) -> None:
     bundled = tmp_path / "torch" / "lib" / "libamdhip64.so"  # as PyTorch's wheel has it
     bundled.parent.mkdir(parents=True)
-    shutil.copy(hip_folder / "double" / "libamdhip64.so.7", bundled)
-    assert taken(hip_folder / "double", bundled) == f"{bundled} 70125424"
+    shutil.copy(hip_folder / "hip_double" / "libamdhip64.so.7", bundled)
+    assert taken(hip_folder / "hip_double", bundled) == f"{bundled} 70125424"
 
 
 def test_two_libraries_are_refused(hip_folder: Path, tmp_path: Path) -> None:
-    first = hip_folder / "double" / "libamdhip64.so.7"
+    first = hip_folder / "hip_double" / "libamdhip64.so.7"
     second = tmp_path / "libamdhip64.so.6"
     shutil.copy(first, second)
-    said = taken(hip_folder / "double", first, second)
+    said = taken(hip_folder / "hip_double", first, second)
     assert said.startswith("the process has two HIP libraries")
     assert f"{first} and {second}; load one" in said
     link = tmp_path / "libamdhip64.so"
     link.symlink_to(first)
-    assert taken(hip_folder / "double", first, link) == f"{first} 70125424"  # one file
+    assert taken(hip_folder / "hip_double", first, link) == f"{first} 70125424"  # one file
 
 
 @pytest.mark.skipif(
@@ -79,7 +79,7 @@ def test_no_library_is_told() -> None:
 
 
 def test_an_old_library_is_refused(hip_folder: Path, tmp_path: Path) -> None:
-    said = taken(hip_folder / "double", version=60000000)
+    said = taken(hip_folder / "hip_double", version=60000000)
     assert "libamdhip64.so.7 is HIP 6.0; ficco needs HIP 6.1 or later" in said
     version = "int hipDriverGetVersion(int* version) { *version = 50221153; return 0; }"
     stub = compile_library(tmp_path / "old" / "libamdhip64.so.6", version)
@@ -98,7 +98,7 @@ def try_again(_: list[str]) -> None:
 
 
 def test_a_library_that_fails_is_tried_again(hip_folder: Path) -> None:
-    env = control.environment(hip_folder / "double", fail="hipDriverGetVersion:0:999")
+    env = control.environment(hip_folder / "hip_double", fail="hipDriverGetVersion:0:999")
     run(__file__, "try_again", env=env)
 
 
