@@ -13,7 +13,7 @@ from ficco.compute import DeviceCompute
 from ficco.engines import devices
 from ficco.engines.window_layout import Window
 from ficco.errors import ScheduleError
-from ficco.kernels.amd_code import AWAIT_SHARED_BYTES, await_code
+from ficco.kernels.amd_code import AWAIT_ENTRY, SHARED_BYTES, code_of
 from ficco.schedule import Schedule
 from ficco.target import Target, hip_target
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_runs",
     "device_count",
     "library_path",
+    "opened",
     "served_version",
     "target_of",
 ]
@@ -75,6 +76,17 @@ def served_version() -> str:
     return f"{version // 10_000_000}.{version // 100_000 % 100}"
 
 
+def opened(ordinal: int) -> _native.Gpu:
+    """Open a device with its kernel that waits for signals.
+
+    Raises:
+        GpuError: a call of HIP fails.
+        EngineError: there is no code for the device.
+    """
+    code = code_of(AWAIT_ENTRY, capabilities(ordinal).arch)
+    return _native.open_hip(ordinal, code, SHARED_BYTES[AWAIT_ENTRY])
+
+
 class Device(devices.Device):
     """One rank's AMD device; arguments are those of `ficco.engines.cuda.Device`.
 
@@ -84,9 +96,7 @@ class Device(devices.Device):
     """
 
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
-        code = await_code(capabilities(ordinal).arch)
-        gpu = _native.open_hip(ordinal, code, AWAIT_SHARED_BYTES)
-        super().__init__(ordinal, gpu, group, rank)
+        super().__init__(ordinal, opened(ordinal), group, rank)
 
     def stop_word(self, compute: DeviceCompute) -> int:
         """See `devices.Device.stop_word`; the watchdog has the word in host memory."""

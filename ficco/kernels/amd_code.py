@@ -7,24 +7,34 @@ from pathlib import Path
 from ficco.errors import EngineError
 
 __all__ = [
-    "ARCHITECTURES", "AWAITED", "AWAIT_ENTRY", "AWAIT_SHARED_BYTES", "await_code", "path_of",
-]  # fmt: skip
+    "ARCHITECTURES",
+    "AWAITED",
+    "AWAIT_ENTRY",
+    "COMPARE_ENTRY",
+    "HOLD_ENTRY",
+    "SHARED_BYTES",
+    "THREADS",
+    "code_of",
+    "path_of",
+]
 
 ARCHITECTURES = ("gfx942", "gfx950")  # MI300 and MI350
-AWAITED = 32  # words of a launch of the kernel that waits
-AWAIT_ENTRY = "ficco_await_words"
-AWAIT_SHARED_BYTES = 128  # dynamic shared memory of a launch
+AWAIT_ENTRY, AWAITED = "ficco_await_words", 32  # words of a launch
+HOLD_ENTRY, COMPARE_ENTRY = "ficco_hold", "ficco_compare_words"
+THREADS = {AWAIT_ENTRY: 64, HOLD_ENTRY: 1024, COMPARE_ENTRY: 256}  # of a block
+SHARED_BYTES = {AWAIT_ENTRY: 128, HOLD_ENTRY: 0, COMPARE_ENTRY: 0}  # dynamic, of a launch
 
 
-def path_of(arch: str) -> Path:
-    """Return the file with the code object of an architecture."""
-    return Path(__file__).with_name("packs") / f"{AWAIT_ENTRY}_{arch}.hsaco"
+def path_of(entry: str, arch: str) -> Path:
+    """Return the file with the code object of a kernel for an architecture."""
+    return Path(__file__).with_name("packs") / f"{entry}_{arch}.hsaco"
 
 
-def await_code(arch: str) -> bytes:
-    """Return the code object of the kernel that waits for signals.
+def code_of(entry: str, arch: str) -> bytes:
+    """Return the code object of a kernel.
 
     Args:
+        entry: one of those of `THREADS`.
         arch: such as "gfx942".
 
     Raises:
@@ -35,4 +45,4 @@ def await_code(arch: str) -> bytes:
             f"ficco has no code for {arch}, by which its devices would wait for signals; it has "
             f"code for {' and '.join(ARCHITECTURES)}"
         )
-    return path_of(arch).read_bytes()
+    return path_of(entry, arch).read_bytes()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ficco.kernels.amd_clock import ticks
 from ficco.kernels.amd_code import AWAITED
 
 __all__ = ["ficco_await_words"]
@@ -70,13 +71,13 @@ def ficco_await_words(  # noqa: PLR0913 - a kernel's arguments are its interface
     missing = place < count
     left = tl.max(tl.where(missing, number, 0), 0)
     gave_up = tl.full((), 0, tl.int32)
-    begin = tl.extra.hip.memrealtime()
+    begin = ticks()
     while (left != 0) & (gave_up == 0):
         seen = tl.atomic_or(pointers, 0, mask=missing, sem="acquire", scope="sys")
         missing = missing & (seen != wanted)
         left = tl.max(tl.where(missing, number, 0), 0)
         stopped = tl.atomic_or(stop, 0, sem="relaxed", scope="sys")
-        late = tl.extra.hip.memrealtime() - begin > limit
+        late = ticks() - begin > limit
         gave_up = ((stopped != 0) | late).to(tl.int32)
     if left != 0:
         tl.atomic_max(missed, left, sem="relaxed", scope="sys")

@@ -5,31 +5,58 @@ python -m ficco.packing --amd      # writes the code objects into ficco/kernels/
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from ficco.kernels.amd_code import ARCHITECTURES, AWAITED, path_of
+from ficco.kernels import amd_code
+from ficco.kernels.amd_code import ARCHITECTURES, AWAITED, THREADS, path_of
 
 __all__ = ["compiled", "write"]
 
-_WARPS, _WAVEFRONT = 1, 64
+_WAVEFRONT = 64
 
 
-def compiled(arch: str) -> Any:
-    """Return the kernel that waits for signals, compiled by Triton; see `code_object_of`."""
-    from ficco.kernels.await_words_amd_kernel import ficco_await_words
+class _Kernel(NamedTuple):
+    """A kernel: its module in `ficco.kernels`, and the types of its arguments."""
+
+    module: str
+    signature: dict[str, Any]
+
+
+_KERNELS = {
+    amd_code.AWAIT_ENTRY: _Kernel(
+        "await_words_amd_kernel",
+        {
+            "at": ("i64",) * AWAITED, "values": ("i32",) * AWAITED, "numbers": ("i32",) * AWAITED,
+            "stop": "*i32", "lane": "*i32", "missed": "*i32", "first": "i64", "second": "i64",
+            "size": "i64", "limit": "i64", "mark": "i32", "count": "i32",
+        },
+    ),
+    amd_code.HOLD_ENTRY: _Kernel(
+        "probe_amd_kernel",
+        {"begun": "*i32", "go": "*i32", "limit": "i64"},
+    ),
+    amd_code.COMPARE_ENTRY: _Kernel(
+        "probe_amd_kernel",
+        {"data": "*i32", "count": "i64", "value": "i64", "wrong": "*i32"},
+    ),
+}  # fmt: skip
+
+
+def compiled(entry: str, arch: str) -> Any:
+    """Return a kernel, compiled by Triton; see `code_object_of`."""
     from ficco.private.triton_core import compile_for_amd
 
-    signature = {
-        "at": ("i64",) * AWAITED, "values": ("i32",) * AWAITED, "numbers": ("i32",) * AWAITED,
-        "stop": "*i32", "lane": "*i32", "missed": "*i32", "first": "i64", "second": "i64",
-        "size": "i64", "limit": "i64", "mark": "i32", "count": "i32",
-    }  # fmt: skip
+    kernel = _KERNELS[entry]
+    source = getattr(importlib.import_module(f"ficco.kernels.{kernel.module}"), entry)
     with _without_lines():
-        return compile_for_amd(ficco_await_words, signature, arch, _WAVEFRONT, _WARPS)
+        warps = THREADS[entry] // _WAVEFRONT
+        return compile_for_amd(source, kernel.signature, arch, _WAVEFRONT, warps)
 
 
 @contextmanager
@@ -52,6 +79,7 @@ def write() -> None:
     """Write the code objects of all architectures into the package."""
     from ficco.private.triton_core import code_object_of
 
-    for arch in ARCHITECTURES:
-        path_of(arch).write_bytes(code_object_of(compiled(arch))[0])
-        print(f"{path_of(arch)}: {path_of(arch).stat().st_size} bytes")
+    for entry, arch in itertools.product(_KERNELS, ARCHITECTURES):
+        path = path_of(entry, arch)
+        path.write_bytes(code_object_of(compiled(entry, arch))[0])
+        print(f"{path}: {path.stat().st_size} bytes")

@@ -16,7 +16,7 @@ namespace ficco::driver_double {
 using Shape = std::array<unsigned, 5>;  // grid, threads, bytes of shared memory
 
 // Kernels with known PTX, which the double implements itself.
-enum class Known { kNone, kStoring, kAwaiting, kHolding, kOne };
+enum class Known { kNone, kStoring, kAwaiting, kHolding, kComparing, kOne };
 
 struct Kernel {
     struct Parameter {

@@ -28,6 +28,13 @@ enum class Route { kPeerAccess, kHost };
 // the stream, which needs a multiprocessor.
 enum class Engine { kDriver, kCopyEngine, kKernel };
 
+// For work that runs: keeps memory alive. Without it, or without access to it, the context fails.
+std::shared_ptr<Block> pin(const Context& context, Place place, std::size_t bytes,
+                           Route route = Route::kPeerAccess);
+std::byte* bytes_at(Address address);
+// Stores a word at once, as a stream or a kernel does.
+void store(Address address, std::uint32_t value, Context& context);
+
 Work copy(Place target, Place source, std::size_t bytes, Route route = Route::kPeerAccess,
           Engine engine = Engine::kDriver);
 Work copy_2d(const Copy2D& copy);
@@ -42,6 +49,9 @@ Work awaiting(const AwaitedWords& words);
 // Where it fills a device, kernels and copies within the device wait meanwhile.
 Work holding(Address begun, Address go, std::uint64_t limit_ns, const Shape& shape);
 Work kernel(const Kernel& kernel, const Shape& shape, void** parameters);
+// Adds the number of words that differ from the value, once per block, to the word `wrong`.
+Work comparing(Address data, std::uint64_t count, std::uint32_t value, Address wrong,
+               const Shape& shape);
 Work sleep(double seconds);
 Work fail(Status status);
 Work nothing(NodeType type);

@@ -42,12 +42,13 @@ class FakeGpu : public Gpu {
     std::vector<Awaited> kernel_waits;
     std::string lacks = "it has no kernels";  // to store words
     std::vector<GpuStream> waited;            // for events
-    std::uint64_t capture = 1;
+    std::uint64_t capture_id = 1;
     std::vector<std::string> told;  // "record", "launch", "copy", "words", "store", in order
 
     GpuFacts has{true, true, true, true};
 
     GpuFacts facts() const noexcept override { return has; }
+    DeviceExtent extent() override { return {4, 2048, 1'000'000'000}; }
     std::shared_ptr<Gpu> apart() override { throw GpuError("there is no other way to it"); }
     bool one_queue() const noexcept override { return false; }
     GpuStream new_stream(bool) override { return number(); }
@@ -70,7 +71,12 @@ class FakeGpu : public Gpu {
     }
     void words(std::span<const WordCommand>, GpuStream) override { told.push_back("words"); }
     GpuAddress constant(std::uint32_t value) override { return kConstants + 4 * GpuAddress{value}; }
-    void launch_captured(GpuStream, const std::function<void()>& enqueue) override { enqueue(); }
+    GpuGraph capture(GpuStream, const std::function<void()>& enqueue) override {
+        enqueue();
+        return number();
+    }
+    void replay(GpuGraph, GpuStream) override {}
+    void delete_graph(GpuGraph) noexcept override {}
     const std::string& no_store() const noexcept override { return lacks; }
     const std::string& no_await() const noexcept override { return lacks; }
     void store(std::span<const WordCommand> writes, GpuStream stream) override {
@@ -117,7 +123,7 @@ class FakeGpu : public Gpu {
     void delete_host_page(const HostPage&) noexcept override {}
     bool capturing(GpuStream) override { return graph; }
     CapturedNodes captured_nodes(GpuStream) override {
-        return {nodes_.copies, nodes_.kernels, capture};
+        return {nodes_.copies, nodes_.kernels, capture_id};
     }
 
     // A parameter of the last launch.

@@ -60,6 +60,9 @@ constexpr int number(own::Attribute attribute) { return static_cast<int>(attribu
 static_assert(number(own::Attribute::kPciBus) == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
 static_assert(number(own::Attribute::kPciDevice) == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
 static_assert(number(own::Attribute::kPciDomain) == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
+static_assert(number(own::Attribute::kProcessors) == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(number(own::Attribute::kThreadsOfProcessor) ==
+              CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
 static_assert(number(own::Attribute::kAsyncEngineCount) == CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT);
 static_assert(number(own::Attribute::kMajor) == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(number(own::Attribute::kMinor) == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);

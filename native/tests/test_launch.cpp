@@ -395,6 +395,6 @@ TEST(captured_calls_in_branches_run_one_after_another) {
     CHECK_EQ(waits(kStream), alone + 1);  // a handle may be that of another stream now
     CHECK_EQ(waits(other), alone + 1);
     CHECK_EQ(waits(kStream), alone + 1);
-    bench.gpu->capture = 2;  // the last call is in another graph
+    bench.gpu->capture_id = 2;  // the last call is in another graph
     CHECK_EQ(waits(other), alone);
 }

@@ -11,8 +11,9 @@ import pytest
 from double_control import Cuda, on_double
 
 from ficco.errors import EngineError
+from ficco.kernels.probe_code import PTX
 from ficco.profiling.gpu import multiprocessor_use
-from ficco.profiling.gpu.multiprocessor_use import CONTROL, PTX, Use, probe
+from ficco.profiling.gpu.multiprocessor_use import CONTROL, Use, probe
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from test_copy_engines import EXPECTED
@@ -94,6 +95,8 @@ def test_a_refusal_lets_the_device_go(cuda: Cuda) -> None:
 
 def test_the_text_is_what_the_double_knows() -> None:
     assert "ficco_hold(.param .u64 begun, .param .u64 go, .param .u64 limit_ns)" in PTX
+    compare = ".param .u64 data, .param .u64 count, .param .u64 value, .param .u64 wrong"
+    assert f"ficco_compare_words({compare})" in PTX
     assert "%globaltimer" in PTX and "ld.volatile.global.u32" in PTX and PTX.isascii()
 
 
@@ -108,7 +111,7 @@ def test_the_text_is_assembled(tmp_path: Path, target: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     used = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
-    assert len(used) == 2 and max(used) <= 65536 // 2048, "two full blocks would not fit"
+    assert len(used) == 3 and max(used) <= 65536 // 2048, "two full blocks would not fit"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ficco.errors import EngineError
+from ficco.kernels.probe_code import PTX
 from ficco.profiling.gpu import driver as commands
 from ficco.profiling.gpu.driver import WordCommand, bindings, writes_reach_peers
 
@@ -35,57 +36,6 @@ _NON_BLOCKING, _NO_TIMING, _RELAXED = 1, 2, 2
 _MAPPED_PORTABLE = 3
 _NOT_READY, _REACHED_ALREADY = 600, 704
 _THREADS_OF_BLOCK, _PROCESSORS, _THREADS_OF_PROCESSOR = 1, 16, 39  # CU_DEVICE_ATTRIBUTE_...
-
-# Thread 0 of a block reports that the block runs, then waits for the host's word or the time limit;
-# the other threads wait for thread 0 at the barrier, and keep their slots.
-PTX = """.version 7.0
-.target sm_80
-.address_size 64
-
-.visible .entry ficco_hold(.param .u64 begun, .param .u64 go, .param .u64 limit_ns)
-{
-    .reg .pred %p<4>;
-    .reg .b32 %r<4>;
-    .reg .b64 %rd<9>;
-
-    mov.u32 %r1, %tid.x;
-    setp.ne.u32 %p1, %r1, 0;
-    @%p1 bra REST;
-    ld.param.u64 %rd1, [begun];
-    ld.param.u64 %rd2, [go];
-    ld.param.u64 %rd3, [limit_ns];
-    mov.u64 %rd4, %globaltimer;
-    mov.u32 %r2, %ctaid.x;
-    mul.wide.u32 %rd5, %r2, 4;
-    add.u64 %rd6, %rd1, %rd5;
-    mov.u32 %r3, 1;
-    st.volatile.global.u32 [%rd6], %r3;
-POLL:
-    ld.volatile.global.u32 %r3, [%rd2];
-    setp.ne.u32 %p2, %r3, 0;
-    @%p2 bra REST;
-    mov.u64 %rd7, %globaltimer;
-    sub.u64 %rd8, %rd7, %rd4;
-    setp.gt.u64 %p3, %rd8, %rd3;
-    @%p3 bra REST;
-    nanosleep.u32 1000;
-    bra POLL;
-REST:
-    bar.sync 0;
-    ret;
-}
-
-.visible .entry ficco_one(.param .u64 word)
-{
-    .reg .b32 %r<2>;
-    .reg .b64 %rd<2>;
-
-    ld.param.u64 %rd1, [word];
-    mov.u32 %r1, 1;
-    st.global.u32 [%rd1], %r1;
-    ret;
-}
-"""
 
 
 class Use(NamedTuple):

@@ -43,6 +43,10 @@ const std::vector<KnownText>& known_texts() {
          ".param .u64 begun, .param .u64 go, .param .u64 limit_ns",
          Known::kHolding,
          {8, 8, 8}},
+        {"ficco_compare_words",
+         ".param .u64 data, .param .u64 count, .param .u64 value, .param .u64 wrong",
+         Known::kComparing,
+         {8, 8, 8, 8}},
         {"ficco_one", ".param .u64 word", Known::kOne, {8}},
     };
     return texts;

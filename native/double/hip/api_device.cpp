@@ -118,11 +118,15 @@ DOUBLE_API Status hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 DOUBLE_API Status hipDeviceGetAttribute(int* value, int attribute, int device) {
+    constexpr int kThreadsOfUnit = 57;
     constexpr int kWallClockRate = 10017;  // kHz
     constexpr int kNumberOfXccs = 10018;
     return hip_call("hipDeviceGetAttribute", [&](Driver& driver, Lock&) {
         driver.device(device);
         switch (attribute) {
+            case kThreadsOfUnit:
+                out(value) = 2048;
+                break;
             case kWallClockRate:
                 out(value) = 100'000;
                 break;

@@ -20,8 +20,13 @@ constexpr Elf64_Half kAmdGpu = 224;              // EM_AMDGPU
 constexpr std::string_view kDescriptor = ".kd";  // ends the symbol of a kernel's descriptor
 constexpr unsigned kMostSharedBytes = 64U << 10;
 
-// The kernel that waits for words, which the double runs by itself, and its parameters.
+// The kernels that the double runs by itself: the one that waits for words, with its parameters,
+// and those of probes. Each has two parameters more than it uses.
 constexpr std::string_view kAwait = "ficco_await_words";
+constexpr std::string_view kHold = "ficco_hold";
+constexpr std::string_view kCompare = "ficco_compare_words";
+constexpr std::size_t kHoldBytes[] = {8, 8, 8, 8, 8};
+constexpr std::size_t kCompareBytes[] = {8, 8, 8, 8, 8, 8};
 constexpr std::size_t kAwaited = 32;
 constexpr double kTicksANs = 0.1;  // of the constant clock
 constexpr unsigned kL2s = 8;
@@ -115,6 +120,10 @@ DOUBLE_API Status hipModuleGetFunction(FunctionHandle* function, ModuleHandle mo
         const ContextHandle context = driver.current()->handle;
         if (name == kAwait) {
             out(function) = Kernels::get().add(Known::kAwaiting, await_bytes(), context);
+        } else if (name == kHold) {
+            out(function) = Kernels::get().add(Known::kHolding, kHoldBytes, context);
+        } else if (name == kCompare) {
+            out(function) = Kernels::get().add(Known::kComparing, kCompareBytes, context);
         } else {
             out(function) = Kernels::get().add(Known::kNone, {}, context);
         }

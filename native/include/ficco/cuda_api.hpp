@@ -55,8 +55,10 @@ inline constexpr int kOpWriteValue32 = 2;
 inline constexpr unsigned kWaitEqual = 1;
 
 enum class Attribute : int {
+    kProcessors = 16,
     kPciBus = 33,
     kPciDevice = 34,
+    kThreadsOfProcessor = 39,
     kAsyncEngineCount = 40,
     kPciDomain = 50,
     kMajor = 75,

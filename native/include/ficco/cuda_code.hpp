@@ -1,4 +1,4 @@
-// Compiled kernels (cubins), loaded to a device from memory.
+// Compiled kernels (cubins, or PTX), loaded to a device from memory.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace ficco::cuda {
 
-// Loads a kernel of a cubin for a device, whose primary context is current. Keeps both until the
-// process ends, because the last use by a graph is unknown. It may wait for the device.
+// Loads a kernel of a cubin, or of PTX, for a device, whose primary context is current. Keeps both
+// until the process ends, because the last use by a graph is unknown. It may wait for the device.
 // `shared_bytes`: dynamic shared memory of its launches. Throws GpuError.
-Function load_code(Device device, std::string_view cubin, const std::string& entry,
+Function load_code(Device device, std::string_view code, const std::string& entry,
                    unsigned shared_bytes);
 
 }  // namespace ficco::cuda

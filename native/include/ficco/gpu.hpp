@@ -24,6 +24,7 @@ class GpuError : public std::runtime_error {
 using GpuAddress = std::uint64_t;
 using GpuStream = void*;  // the vendor's handle; null is its default stream
 using GpuEvent = void*;
+using GpuGraph = void*;  // executable
 
 // An operation of a stream on a 32-bit word, in order: store a value after all earlier work,
 // visible to all devices and the host, or block the stream until the word equals the value.
@@ -117,6 +118,13 @@ struct GpuFacts {
     bool apart;        // a device can be opened again, with queues of its own (`apart`)
 };
 
+// What a kernel needs to occupy all of a device, for so long.
+struct DeviceExtent {
+    int processors;                // multiprocessors, or compute units
+    int threads_of_processor;      // at the same time
+    std::uint64_t ticks_a_second;  // of the clock by which kernels bound their waits
+};
+
 // Memory of the host that the device can write to.
 struct HostPage {
     void* host;
@@ -152,6 +160,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     virtual ~Gpu() = default;
 
     virtual GpuFacts facts() const noexcept = 0;
+    virtual DeviceExtent extent() = 0;
 
     // The same device and memory with separate hardware queues, which waits in this one do not
     // block. All callers share it; the first call opens it. It uses some of the device's memory
@@ -205,8 +214,22 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     virtual void delete_host_page(const HostPage& page) noexcept = 0;
 
     virtual bool capturing(GpuStream stream) = 0;
-    // Captures the work that `enqueue` submits into a graph, and launches the graph once.
-    virtual void launch_captured(GpuStream stream, const std::function<void()>& enqueue) = 0;
+    // Captures the work that `enqueue` submits into a graph.
+    virtual GpuGraph capture(GpuStream stream, const std::function<void()>& enqueue) = 0;
+    virtual void replay(GpuGraph graph, GpuStream stream) = 0;
+    // The driver keeps the graph until its launches have ended.
+    virtual void delete_graph(GpuGraph graph) noexcept = 0;
+    // Captures work, and launches the graph once.
+    void launch_captured(GpuStream stream, const std::function<void()>& enqueue) {
+        const GpuGraph graph = capture(stream, enqueue);
+        try {
+            replay(graph, stream);
+        } catch (...) {
+            delete_graph(graph);
+            throw;
+        }
+        delete_graph(graph);
+    }
     // The nodes of the graph that the stream is being captured into.
     virtual CapturedNodes captured_nodes(GpuStream stream) = 0;
 

@@ -31,7 +31,8 @@ inline constexpr Status kInvalidValue = 1;
 inline constexpr Status kNoDevice = 100;
 inline constexpr Status kNotReady = 600;
 
-inline constexpr int kWallClockRate = 10017;  // attributes of devices
+inline constexpr int kThreadsOfUnit = 57;  // attributes of devices
+inline constexpr int kWallClockRate = 10017;
 inline constexpr int kNumberOfXccs = 10018;
 
 inline constexpr unsigned kStreamNonBlocking = 1;

@@ -1,12 +1,16 @@
 // The kernel by which a device of AMD waits for words (ficco/kernels/await_words_amd_kernel.py).
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "ficco/gpu.hpp"
 #include "ficco/hip_api.hpp"
 
 namespace ficco::hip {
+
+// The rate of the constant clock, which kernels read. Throws GpuError.
+std::uint64_t clock_ticks_a_second(int device);
 
 class AwaitKernel {
   public:

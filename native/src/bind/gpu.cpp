@@ -24,8 +24,6 @@ namespace {
 using namespace nb::literals;
 using Clock = nb::ndarray<nb::numpy, std::int64_t, nb::shape<-1, 2>>;
 
-GpuStream stream_at(std::uintptr_t handle) { return reinterpret_cast<GpuStream>(handle); }
-
 Clock times_of(GpuProgram& program) {
     static_assert(sizeof(GpuTimes) == 2 * sizeof(std::int64_t));
     auto* times = new std::vector<GpuTimes>();

@@ -132,6 +132,14 @@ class CudaGpu final : public Gpu {
     GpuFacts facts() const noexcept override {
         return {.words = true, .tensor_maps = true, .chained = true, .apart = true};
     }
+    DeviceExtent extent() override {
+        constexpr std::uint64_t kNsASecond = 1'000'000'000;  // kernels read nanoseconds
+        DeviceExtent found{0, 0, kNsASecond};
+        FICCO_CALL(cuDeviceGetAttribute, &found.processors, Attribute::kProcessors, device_);
+        FICCO_CALL(cuDeviceGetAttribute, &found.threads_of_processor,
+                   Attribute::kThreadsOfProcessor, device_);
+        return found;
+    }
     std::shared_ptr<Gpu> apart() override;
     bool one_queue() const noexcept override { return one_queue_; }
 
@@ -303,7 +311,7 @@ class CudaGpu final : public Gpu {
         return status == kCaptureActive;
     }
 
-    void launch_captured(GpuStream stream, const std::function<void()>& enqueue) override {
+    GpuGraph capture(GpuStream stream, const std::function<void()>& enqueue) override {
         const auto captured = static_cast<Stream>(stream);
         FICCO_CALL(cuStreamBeginCapture, captured, kCaptureModeRelaxed);
         Graph graph = nullptr;
@@ -319,9 +327,13 @@ class CudaGpu final : public Gpu {
         const Status made = table_.cuGraphInstantiateWithFlags(&ready, graph, 0);
         table_.cuGraphDestroy(graph);
         check(made, "cuGraphInstantiateWithFlags");
-        const Status launched = table_.cuGraphLaunch(ready, captured);
-        table_.cuGraphExecDestroy(ready);  // the driver frees it after the launch has ended
-        check(launched, "cuGraphLaunch");
+        return ready;
+    }
+    void replay(GpuGraph graph, GpuStream stream) override {
+        FICCO_CALL(cuGraphLaunch, static_cast<GraphExec>(graph), static_cast<Stream>(stream));
+    }
+    void delete_graph(GpuGraph graph) noexcept override {
+        table_.cuGraphExecDestroy(static_cast<GraphExec>(graph));
     }
 
     CapturedNodes captured_nodes(GpuStream stream) override {

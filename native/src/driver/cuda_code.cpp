@@ -8,16 +8,17 @@ namespace ficco::cuda {
 namespace {
 
 constexpr std::string_view kElf = "\177ELF";
+constexpr std::string_view kPtx = ".version ";
 constexpr unsigned kSharedWithoutAsking = 48U << 10;  // bytes; more needs an attribute
 
 }  // namespace
 
-Function load_code(Device device, std::string_view cubin, const std::string& entry,
+Function load_code(Device device, std::string_view code, const std::string& entry,
                    unsigned shared_bytes) {
     const Table& table_ = driver();
-    if (!cubin.starts_with(kElf)) {
+    if (!code.starts_with(kElf) && !code.starts_with(kPtx)) {
         throw GpuError("the code of the kernel " + entry +
-                       " is no cubin: it does not begin as ELF");
+                       " is no cubin and no PTX: it begins neither as ELF nor with .version");
     }
     if (table_.cuFuncLoad == nullptr) {
         throw GpuError("kernels can be loaded ahead from CUDA 12.4 on, and the driver serves " +
@@ -28,7 +29,7 @@ Function load_code(Device device, std::string_view cubin, const std::string& ent
     Module module = nullptr;
     Function kernel = nullptr;
     Context kept = nullptr;
-    FICCO_CALL(cuModuleLoadData, &module, cubin.data());
+    FICCO_CALL(cuModuleLoadData, &module, code.data());
     FICCO_CALL(cuModuleGetFunction, &kernel, module, entry.c_str());
     if (shared_bytes > kSharedWithoutAsking) {
         FICCO_CALL(cuFuncSetAttribute, kernel, kMostSharedBytes, static_cast<int>(shared_bytes));

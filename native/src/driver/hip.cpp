@@ -39,6 +39,11 @@ class HipGpu final : public Gpu {
     }
 
     GpuFacts facts() const noexcept override { return {}; }
+    DeviceExtent extent() override {
+        int threads = 0;
+        call<&Table::hipDeviceGetAttribute>(&threads, kThreadsOfUnit, device_);
+        return {properties(device_).compute_units, threads, clock_ticks_a_second(device_)};
+    }
     std::shared_ptr<Gpu> apart() override {
         refuse("second context of a device; all its streams share the hardware queues");
     }
@@ -176,7 +181,13 @@ class HipGpu final : public Gpu {
         }
         return status == kCaptureActive;
     }
-    void launch_captured(GpuStream stream, const std::function<void()>& enqueue) override;
+    GpuGraph capture(GpuStream stream, const std::function<void()>& enqueue) override;
+    void replay(GpuGraph graph, GpuStream stream) override {
+        call<&Table::hipGraphLaunch>(static_cast<GraphExec>(graph), static_cast<Stream>(stream));
+    }
+    void delete_graph(GpuGraph graph) noexcept override {
+        forget(table_.hipGraphExecDestroy(static_cast<GraphExec>(graph)));
+    }
     CapturedNodes captured_nodes(GpuStream stream) override;
 
   protected:
@@ -202,7 +213,7 @@ class HipGpu final : public Gpu {
     std::unique_ptr<const AwaitKernel> await_;
 };
 
-void HipGpu::launch_captured(GpuStream stream, const std::function<void()>& enqueue) {
+GpuGraph HipGpu::capture(GpuStream stream, const std::function<void()>& enqueue) {
     const auto captured = static_cast<Stream>(stream);
     call<&Table::hipStreamBeginCapture>(captured, kCaptureModeRelaxed);
     Graph graph = nullptr;
@@ -218,9 +229,7 @@ void HipGpu::launch_captured(GpuStream stream, const std::function<void()>& enqu
     const Status made = table_.hipGraphInstantiateWithFlags(&ready, graph, 0);
     forget(table_.hipGraphDestroy(graph));
     check(made, name_of<&Table::hipGraphInstantiateWithFlags>());
-    const Status launched = table_.hipGraphLaunch(ready, captured);
-    forget(table_.hipGraphExecDestroy(ready));  // the library frees it after the launch has ended
-    check(launched, name_of<&Table::hipGraphLaunch>());
+    return ready;
 }
 
 CapturedNodes HipGpu::captured_nodes(GpuStream stream) {

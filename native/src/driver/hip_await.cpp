@@ -15,7 +15,8 @@ namespace ficco::hip {
 namespace {
 
 constexpr char kEntry[] = "ficco_await_words";
-constexpr double kNsAMs = 1e6;  // the clock's rate is in ticks a millisecond
+constexpr double kNsASecond = 1e9;
+constexpr std::uint64_t kMsASecond = 1000;
 
 // The parameters, in the order of the kernel's.
 struct Parameters {
@@ -72,6 +73,13 @@ int number_of_l2s(int device) {
 
 }  // namespace
 
+std::uint64_t clock_ticks_a_second(int device) {
+    int rate = 0;  // in ticks a millisecond
+    call<&Table::hipDeviceGetAttribute>(&rate, kWallClockRate, device);
+    if (rate <= 0) throw GpuError("HIP does not tell the rate of the device's constant clock");
+    return static_cast<std::uint64_t>(rate) * kMsASecond;
+}
+
 AwaitKernel::AwaitKernel(int device, std::string_view code, unsigned shared_bytes)
     : kernel_(load_code(code, kEntry)),
       programs_(static_cast<unsigned>(number_of_l2s(device))),
@@ -79,10 +87,7 @@ AwaitKernel::AwaitKernel(int device, std::string_view code, unsigned shared_byte
     Properties found{};
     call<&Table::hipGetDevicePropertiesR0600>(&found, device);
     threads_ = static_cast<unsigned>(found.warp);
-    int rate = 0;
-    call<&Table::hipDeviceGetAttribute>(&rate, kWallClockRate, device);
-    if (rate <= 0) throw GpuError("HIP does not tell the rate of the device's constant clock");
-    ticks_a_ns_ = rate / kNsAMs;
+    ticks_a_ns_ = static_cast<double>(clock_ticks_a_second(device)) / kNsASecond;
     if (parameters_of(kernel_) != Parameters::sizes()) {
         throw GpuError(std::string("the kernel ") + kEntry +
                        " has other parameters than the core passes; build its code again with "

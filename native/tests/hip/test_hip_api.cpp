@@ -104,6 +104,7 @@ static_assert(own::kHostMapped == hipHostMallocMapped);
 static_assert(own::kHostCoherent == hipHostMallocCoherent);
 static_assert(own::kMemoryFineGrained == hipDeviceMallocFinegrained);
 static_assert(own::kMemoryUncached == hipDeviceMallocUncached);
+static_assert(own::kThreadsOfUnit == hipDeviceAttributeMaxThreadsPerMultiProcessor);
 static_assert(own::kWallClockRate == hipDeviceAttributeWallClockRate);
 static_assert(own::kNumberOfXccs == hipDeviceAttributeNumberOfXccs);
 static_assert(own::kIpcEnablePeerAccess == hipIpcMemLazyEnablePeerAccess);
