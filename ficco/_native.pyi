@@ -10,7 +10,7 @@ failure of the group: calls return False and `Group.failure` describes it.
 Processes: lanes are threads, so a process that forks must not use its groups in the child.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -470,6 +470,113 @@ class Gpu:
         Raises:
             GpuError: a driver call fails, or the driver is older than CUDA 12.4.
         """
+
+class DriverCalls:
+    """Single calls of a device's driver, for probes of the machine.
+
+    Streams, events, graphs and kernels are handles of the driver. Addresses are those of the
+    device. All calls raise GpuError. Streams, events, pages and graphs live as long as the object.
+    """
+
+    def __init__(self, gpu: Gpu) -> None: ...
+    @property
+    def waits_by_streams(self) -> bool:
+        """Whether streams store words and wait for them: `write` and `wait`."""
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """Processors, threads of one at the same time, ticks a second of kernels' clock."""
+
+    @property
+    def one_queue(self) -> bool:
+        """Whether all streams share one hardware queue."""
+
+    def new_stream(self, urgent: bool) -> int:
+        """Return a new stream, urgent as those of programs' copies, or not."""
+
+    def new_event(self) -> int:
+        """Return a new event that records times."""
+
+    def new_host_page(self, bytes: int) -> tuple[int, int]:
+        """Return the host's and the device's address of new page-locked memory, which is zero."""
+
+    def copy(self, to: int, from_: int, bytes: int, stream: int) -> None:
+        """Enqueue a copy to another device, as a program's."""
+
+    def constant(self, value: int) -> int:
+        """Return the address of a word of the device that holds a value; copies of it are signals.
+
+        Not during a capture, unless it was called with the value before.
+        """
+
+    def write(self, address: int, value: int, stream: int) -> None:
+        """Store a word by the stream."""
+
+    def wait(self, address: int, value: int, stream: int) -> None:
+        """Let the stream wait until a word has this value."""
+
+    def await_(
+        self,
+        words: Sequence[tuple[int, int, int]],
+        of_host: tuple[int, int, int],
+        limit_s: float,
+        data: int,
+        data_bytes: int,
+        stream: int,
+    ) -> None:
+        """Wait for words by a kernel, as a program does.
+
+        Args:
+            words: (address, value, number), 128 at most.
+            of_host: addresses of the words that stop the wait, that say that it runs, and that get
+                the largest number of a missing word.
+            limit_s: time limit.
+            data: address of what becomes NaN if a word is missing.
+            data_bytes: its size, a multiple of 4.
+            stream: the stream.
+        """
+
+    def fill(self, address: int, byte: int, bytes: int, stream: int) -> None:
+        """Set every byte of a range."""
+
+    def read(self, address: int, bytes: int, stream: int, seconds: float) -> bytes:
+        """Return a range of the device's memory, behind the stream's work, within a time."""
+
+    def load(self, code: bytes, entry: str, shared_bytes: int) -> int:
+        """Load a kernel whose parameters have 4 or 8 bytes each; see `Gpu.load_code`."""
+
+    def launch(
+        self,
+        kernel: int,
+        shape: tuple[int, int],
+        shared_bytes: int,
+        values: Sequence[int],
+        stream: int,
+    ) -> None:
+        """Launch a kernel of `load`.
+
+        Args:
+            kernel: its handle.
+            shape: blocks, and threads of a block.
+            shared_bytes: dynamic shared memory.
+            values: of its first parameters; the others are 0.
+            stream: the stream.
+        """
+
+    def record(self, event: int, stream: int) -> None:
+        """Record an event."""
+
+    def elapsed_us(self, begin: int, end: int) -> float:
+        """Return the time between two events that have ended."""
+
+    def ends(self, stream: int, seconds: float) -> bool:
+        """Wait for a stream; return whether it has ended within a time."""
+
+    def capture(self, stream: int, enqueue: Callable[[], None]) -> int:
+        """Capture what a function enqueues on the stream into an executable graph."""
+
+    def replay(self, graph: int, stream: int) -> None:
+        """Launch a graph."""
 
 class GpuCall:
     """One launch of a kernel that belongs to no program."""

@@ -382,7 +382,11 @@ class Node(NodeOperators):
         self, problem: Problem, schedule: str | Schedule | None, grain: int | None
     ) -> Schedule:
         chosen = _named(self._schedule if schedule is None else schedule, grain)
-        if not isinstance(chosen, Schedule):  # "auto"
+        runtime = self._runtime
+        overlaps = not (isinstance(runtime, GpuLocalRuntime) and runtime.no_overlap)
+        if not isinstance(chosen, Schedule) and not overlaps:  # "auto"
+            chosen = Schedule.named("serial")
+        elif not isinstance(chosen, Schedule):
             library = self._library
             chosen = self._automatic(problem, library.gates)
             gpu = library.gpu

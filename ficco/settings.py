@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from ficco.errors import InputError, shown
 
-__all__ = ["switch", "whole"]
+__all__ = ["cache_folder", "switch", "whole"]
+
+
+def cache_folder() -> Path:
+    """Return the folder for what is measured once per machine; it may not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "ficco"
 
 
 def switch(name: str, default: bool) -> bool:

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from ficco import _native
+from ficco.engines import cuda
 from ficco.engines.peer_signals import REMEDY, allowed_kinds, writable_words
 from ficco.engines.peers import Peers, first_result, refused
 from ficco.errors import EngineError
+from ficco.kernels.probe_code import ProbeCode, cuda_probe_code
 
 __all__ = ["CudaPeers"]
 
@@ -107,6 +109,16 @@ class CudaPeers(Peers):
     def open(self, rank: int) -> _native.Gpu:
         """See `Peers.open`."""
         return _native.open_cuda(self.devices[rank])
+
+    def identity(self) -> dict[str, Any]:
+        """See `Peers.identity`."""
+        found = [cuda.capabilities(device) for device in self.devices]
+        devices = [[here.name, f"sm_{here.major}{here.minor}", *here.pci] for here in found]
+        return {"vendor": "NVIDIA", "driver": cuda.served_version(), "devices": devices}
+
+    def probe_code(self, rank: int) -> ProbeCode:
+        """See `Peers.probe_code`."""
+        return cuda_probe_code()
 
     def close(self) -> None:
         """Release the contexts; they stay alive if other users have retained them."""

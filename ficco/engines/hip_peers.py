@@ -8,14 +8,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ficco import _native
+from ficco.engines import hip
 from ficco.engines.peers import Peers, first_result, refused
 from ficco.engines.window_layout import COPIES, WORDS_BYTES
 from ficco.errors import EngineError
+from ficco.kernels.probe_code import ProbeCode, amd_probe_code
 
 __all__ = ["HipPeers"]
 
@@ -131,7 +134,22 @@ class HipPeers(Peers):
 
     def open(self, rank: int) -> _native.Gpu:
         """See `Peers.open`."""
-        return _native.open_hip(self.devices[rank])
+        return hip.opened(self.devices[rank])
+
+    def identity(self) -> dict[str, Any]:
+        """See `Peers.identity`; the driver is that of the kernel, if it has a version."""
+        found = [hip.capabilities(device) for device in self.devices]
+        driver = Path("/sys/module/amdgpu/version")
+        return {
+            "vendor": "AMD",
+            "driver": f"HIP {_native.hip_driver_version()}",
+            "amdgpu": driver.read_text().strip() if driver.exists() else "of the kernel",
+            "devices": [[here.name, here.arch, *here.pci] for here in found],
+        }
+
+    def probe_code(self, rank: int) -> ProbeCode:
+        """See `Peers.probe_code`."""
+        return amd_probe_code(hip.capabilities(self.devices[rank]).arch)
 
 
 def _hip() -> Any:

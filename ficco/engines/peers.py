@@ -9,6 +9,7 @@ from typing import Any
 
 from ficco import _native
 from ficco.errors import EngineError
+from ficco.kernels.probe_code import ProbeCode
 
 __all__ = ["Peers", "first_result", "refused"]
 
@@ -108,6 +109,22 @@ class Peers(ABC):
     @abstractmethod
     def open(self, rank: int) -> _native.Gpu:
         """Open a rank's device for the native core."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return the vendor, the driver, and name and PCI address of each device, as JSON.
+
+        Raises:
+            GpuError: a driver call fails.
+        """
+
+    @abstractmethod
+    def probe_code(self, rank: int) -> ProbeCode:
+        """Return the kernels by which a rank's device is probed.
+
+        Raises:
+            EngineError: there are none for it.
+        """
 
 
 def first_result(answer: Sequence[Any], call: str, task: str) -> Any:

@@ -22,7 +22,7 @@ ARCHITECTURES = ("gfx942", "gfx950")  # MI300 and MI350
 AWAIT_ENTRY, AWAITED = "ficco_await_words", 32  # words of a launch
 HOLD_ENTRY, COMPARE_ENTRY = "ficco_hold", "ficco_compare_words"
 THREADS = {AWAIT_ENTRY: 64, HOLD_ENTRY: 1024, COMPARE_ENTRY: 256}  # of a block
-SHARED_BYTES = {AWAIT_ENTRY: 128, HOLD_ENTRY: 0, COMPARE_ENTRY: 0}  # dynamic, of a launch
+SHARED_BYTES = {AWAIT_ENTRY: 128, HOLD_ENTRY: 4, COMPARE_ENTRY: 16}  # dynamic, of a launch
 
 
 def path_of(entry: str, arch: str) -> Path:

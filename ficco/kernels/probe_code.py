@@ -1,8 +1,8 @@
 """The kernels by which devices are probed: PTX for NVIDIA's, code objects for AMD's.
 
-    ficco_hold             occupies thread slots until the host says so, or for a time
-    ficco_compare_words    counts the words of a range that differ from a value
-    ficco_one              stores a word; it needs one thread
+ficco_hold             occupies thread slots until the host says so, or for a time
+ficco_compare_words    counts the words of a range that differ from a value
+ficco_one              stores a word; it needs one thread
 """
 
 from __future__ import annotations

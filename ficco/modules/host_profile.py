@@ -38,7 +38,7 @@ from ficco.runtime.call_words import call_in_words
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.selector import profile_for
-from ficco.settings import switch, whole
+from ficco.settings import cache_folder, switch, whole
 
 __all__ = ["cache_file", "machine_of", "measure_once", "measured", "profile_note", "shared_cores"]
 
@@ -122,9 +122,7 @@ def cache_file(world: int, cores: int, compute: str) -> Path:
         "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
     }  # fmt: skip
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "ficco" / f"host-{name}.toml"
+    return cache_folder() / f"host-{name}.toml"
 
 
 def _obtained(runtime: ProcessRuntime, group: Any, call: str) -> _GroupProfile:

@@ -19,8 +19,10 @@ from ficco.compute import DeviceCompute
 from ficco.engines import cuda, devices, gpu
 from ficco.engines.peer_windows import Group, PeerWindows, new_group
 from ficco.engines.peers import Peers
+from ficco.engines.probe_record import trusted
 from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.logs import log
 from ficco.lowering import lower
 from ficco.machine import Machine
 from ficco.passes import compile_plan
@@ -118,6 +120,7 @@ class GpuLocalRuntime:
 
     Attributes:
         traced: whether calls record times for `timeline`, which has a small cost.
+        no_overlap: why copies do not overlap with kernels on these devices; "" if they do.
 
     Raises:
         InputError: the machine is for another engine, or has too few devices.
@@ -150,9 +153,24 @@ class GpuLocalRuntime:
         except BaseException:
             self._peers.close()
             raise
+        self.no_overlap = self._trusted()
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"ficco-rank{rank}") for rank in range(world)
         ]
+
+    def _trusted(self) -> str:
+        """Probe AMD's devices before their first use; see `probe_record.trusted`."""
+        if self.machine.engine != "hip" or self.world == 1:
+            return ""
+        try:
+            reason = trusted(self._peers, self.signals)
+        except BaseException:
+            _free(self._place)
+            self._peers.close()
+            raise
+        if reason:
+            log.warning("schedule='auto' is serial on this node: %s", reason)
+        return reason
 
     @property
     def timeout_s(self) -> float:

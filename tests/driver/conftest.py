@@ -23,7 +23,7 @@ def double_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the executable ficco_hip_tests; its folder `hip_double` has libamdhip64.so.7."""
+    """The folder of ficco_hip_tests; its folder `hip_double` has libamdhip64.so.7."""
     return _built(tmp_path_factory, "ficco_hip_double", "ficco_hip_tests")
 
 

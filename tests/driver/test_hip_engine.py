@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def on_double(folder: Path, scenario: str, double: dict[str, Any], **words: Any) -> str:
-    given = environment(folder / "hip_double", **{"devices": 8, **double})
+    given = environment(folder / "hip_double", **{"devices": 8, **double}) | {"FICCO_PROBES": "0"}
     text = json.dumps(words)
     return run(WORKER, scenario, text, env=given | {"OPENBLAS_NUM_THREADS": "1"}, timeout_s=120)
 

@@ -32,8 +32,6 @@ class DriverCalls {
     GpuGraph capture(GpuStream stream, const std::function<void()>& enqueue);
 
     void copy(GpuAddress to, GpuAddress from, std::size_t bytes, GpuStream stream);
-    // Raises a word by a 4-byte copy of a constant.
-    void copy_value(GpuAddress to, std::uint32_t value, GpuStream stream);
     // Returns bytes of the device's memory, after the earlier work of the stream. Throws if that
     // does not end in `seconds`.
     std::string read(GpuAddress address, std::size_t bytes, GpuStream stream, double seconds);

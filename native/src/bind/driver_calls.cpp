@@ -93,11 +93,12 @@ void bind_driver_calls(nb::module_& module) {
                std::uintptr_t stream) { calls.copy(to, from, bytes, stream_at(stream)); },
             "to"_a, "from_"_a, "bytes"_a, "stream"_a, WithoutGil())
         .def(
-            "copy_value",
-            [](DriverCalls& calls, GpuAddress to, std::uint32_t value, std::uintptr_t stream) {
-                calls.copy_value(to, value, stream_at(stream));
+            "constant",
+            [](DriverCalls& calls, std::uint32_t value) {
+                const Gpu::Current current(calls.gpu());
+                return calls.gpu().constant(value);
             },
-            "to"_a, "value"_a, "stream"_a, WithoutGil())
+            "value"_a, WithoutGil())
         .def(
             "write",
             [](DriverCalls& calls, GpuAddress address, std::uint32_t value, std::uintptr_t stream) {

@@ -61,11 +61,6 @@ void DriverCalls::copy(GpuAddress to, GpuAddress from, std::size_t bytes, GpuStr
     gpu_->copy({to, length, from, length, 1, length}, stream);
 }
 
-void DriverCalls::copy_value(GpuAddress to, std::uint32_t value, GpuStream stream) {
-    const Gpu::Current current(*gpu_);
-    copy(to, gpu_->constant(value), sizeof(value), stream);
-}
-
 std::string DriverCalls::read(GpuAddress address, std::size_t bytes, GpuStream stream,
                               double seconds) {
     const Gpu::Current current(*gpu_);

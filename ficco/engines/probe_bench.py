@@ -1,0 +1,221 @@
+"""What the probes of devices work with: each device's calls, streams, memory and kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from ficco import _native
+from ficco.engines.peers import Peers
+from ficco.engines.window_layout import COPIES, WORDS_BYTES
+from ficco.errors import EngineError
+from ficco.kernels.probe_code import KernelCode
+
+__all__ = ["ANSWERS_S", "INBOX", "Bench", "Ran", "Seat", "in_turns"]
+
+INBOX = 16 << 20  # bytes of data that a device receives at once
+ANSWERS_S = 2.0  # time limit of work that does not wait for anything
+_HOLDS_S = 5.0  # after which the holding kernel ends by itself
+_FILLS_S = 2.0  # time limit until all blocks run
+_LOOK_S = 1e-4
+_COMPARING_BLOCKS_A_PROCESSOR = 1
+
+
+class Ran(NamedTuple):
+    """A loaded kernel, and how it is launched."""
+
+    handle: int
+    code: KernelCode
+    blocks: int
+
+
+class Seat:
+    """One device.
+
+    Args:
+        peers: the devices.
+        rank: of this one.
+
+    Attributes:
+        calls: calls of the driver.
+        stream, urgent: streams, as the caller's and as those of programs' copies.
+        inbox, outbox: addresses of `INBOX` bytes each.
+        words: address of its words.
+        wrong, ignored: addresses of words that comparisons add to.
+        wait_words: addresses of the host's words of a wait; see `_native.DriverCalls.await_`.
+    """
+
+    def __init__(self, peers: Peers, rank: int) -> None:
+        self.rank, self.ordinal = rank, peers.devices[rank]
+        self.calls = _native.DriverCalls(peers.open(rank))
+        self.stream = self.calls.new_stream(False)
+        self.urgent = self.calls.new_stream(True)
+        self._holding = self.calls.new_stream(False)
+        self.memory = peers.allocate(rank, COPIES * WORDS_BYTES + 2 * INBOX + 512)
+        base, self.words = self.memory
+        self.inbox = base + COPIES * WORDS_BYTES
+        self.outbox = self.inbox + INBOX
+        self.wrong = self.outbox + INBOX
+        self.ignored = self.wrong + 4
+        wait_page = self.calls.new_host_page(12)
+        self._wait = (ctypes.c_uint32 * 3).from_address(wait_page[0])
+        self.wait_words = (wait_page[1], wait_page[1] + 4, wait_page[1] + 8)
+        code = peers.probe_code(rank)
+        processors, threads, self._ticks = self.calls.extent
+        self._hold = self._load(code.hold, processors * (threads // code.hold.threads))
+        self._compare = self._load(code.compare, processors * _COMPARING_BLOCKS_A_PROCESSOR)
+        page = self.calls.new_host_page(4 * (self._hold.blocks + 1))
+        self._begun = page[1]
+        self._held = (ctypes.c_uint32 * (self._hold.blocks + 1)).from_address(page[0])
+        self._held[self._hold.blocks] = 1  # a launch that ends at once loads the kernel
+        self._launch_holder()
+        self.settle(self._holding, "loading its kernels")
+
+    def _load(self, code: KernelCode, blocks: int) -> Ran:
+        return Ran(self.calls.load(code.image, code.entry, code.shared_bytes), code, blocks)
+
+    def _launch(self, kernel: Ran, values: Sequence[int], stream: int) -> None:
+        shape = (kernel.blocks, kernel.code.threads)
+        self.calls.launch(kernel.handle, shape, kernel.code.shared_bytes, values, stream)
+
+    def _launch_holder(self) -> None:
+        go = self._begun + 4 * self._hold.blocks
+        values = (self._begun, go, int(_HOLDS_S * self._ticks))
+        self._launch(self._hold, values, self._holding)
+
+    def hold(self) -> None:
+        """Launch a kernel that occupies all thread slots until `release`."""
+        for block in range(self._hold.blocks + 1):
+            self._held[block] = 0
+        self._launch_holder()
+
+    def wait_until_held(self) -> None:
+        """Wait until the kernel of `hold` has every thread slot."""
+        end = time.monotonic() + _FILLS_S
+        while (running := sum(self._held[: self._hold.blocks])) < self._hold.blocks:
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"probing device {self.ordinal}: {running} of {self._hold.blocks} blocks run "
+                    f"after {_FILLS_S:g} s, other work uses the rest; stop it, and probe again"
+                )
+            time.sleep(_LOOK_S)
+
+    def release(self) -> bool:
+        """End the kernel of `hold`; return whether it ran until now."""
+        held = not self.calls.ends(self._holding, 0)
+        self._held[self._hold.blocks] = 1
+        self.settle(self._holding, "ending a kernel")
+        return held
+
+    def reset_wait(self) -> None:
+        """Clear the host's words of waits."""
+        for word in range(len(self._wait)):
+            self._wait[word] = 0
+
+    def stop(self) -> None:
+        """Stop the wait of the device."""
+        self._wait[0] = 1
+
+    @property
+    def missed(self) -> int:
+        """The largest number of a word that a wait has missed."""
+        return self._wait[2]
+
+    def compare(self, data: int, size: int, byte: int, stream: int, count: int) -> None:
+        """Add the words of a range whose bytes are not all `byte` to the word at `count`."""
+        values = (data, size // 4, 0x01010101 * byte, count)
+        self._launch(self._compare, values, stream)
+
+    def compared(self) -> int:
+        """Return the sum of the comparisons on `stream` since the last call, and begin a new one.
+
+        Every block counts the same words once.
+        """
+        found = self.calls.read(self.wrong, 4, self.stream, ANSWERS_S)
+        self.calls.fill(self.wrong, 0, 4, self.stream)
+        return -(-int.from_bytes(found, "little") // self._compare.blocks)
+
+    def settle(self, stream: int, task: str, seconds: float = ANSWERS_S) -> None:
+        """Wait for a stream whose work ends by itself in this time."""
+        if not self.calls.ends(stream, seconds):
+            raise EngineError(
+                f"probing device {self.ordinal}: {task} takes more than {seconds:g} s; stop "
+                "other work on it, or start a new process if the device has failed"
+            )
+
+
+class Bench:
+    """All devices of a process, ready for probes. `close` frees their memory."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self.seats: list[Seat] = []
+        try:
+            for rank in range(peers.world):
+                self.seats.append(Seat(peers, rank))
+            for seat in self.seats:
+                seat.calls.fill(seat.wrong, 0, 8, seat.stream)
+                seat.settle(seat.stream, "filling memory")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free the memory of devices that are idle; busy ones keep theirs."""
+        busy = [
+            seat
+            for seat in self.seats
+            if not all(seat.calls.ends(each, ANSWERS_S) for each in (seat.stream, seat.urgent))
+        ]
+        while self.seats:
+            seat = self.seats.pop()
+            if not busy:  # else copies may still arrive
+                self._peers.free(seat.rank, *seat.memory)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Occupy all devices during the `with` block."""
+        try:
+            for seat in self.seats:
+                seat.hold()
+            for seat in self.seats:
+                seat.wait_until_held()
+            yield
+        finally:
+            ran = [seat.release() for seat in self.seats]
+        if not all(ran):
+            raise EngineError(
+                f"probing devices: a holding kernel reached its time limit of {_HOLDS_S:g} s; "
+                "probe again on a less busy host"
+            )
+
+    def enqueue(
+        self, captured: bool, stream: str, jobs: Sequence[Callable[[], None]]
+    ) -> Sequence[Callable[[], None]]:
+        """Return calls that submit each seat's job to its stream of this name.
+
+        Args:
+            captured: whether the job becomes a graph, which the call launches.
+            stream: attribute of seats.
+            jobs: one per seat.
+        """
+        if not captured:
+            return jobs
+
+        def submit(seat: Seat, graph: int) -> Callable[[], None]:
+            return lambda: seat.calls.replay(graph, getattr(seat, stream))
+
+        return [
+            submit(seat, seat.calls.capture(getattr(seat, stream), job))
+            for seat, job in zip(self.seats, jobs, strict=True)
+        ]
+
+
+def in_turns(seats: Sequence[Seat]) -> Iterator[list[tuple[Seat, Seat]]]:
+    """Return (sender, receiver) pairs in which everyone sends once and receives once."""
+    world = len(seats)
+    for turn in range(1, world):
+        yield [(seats[rank], seats[(rank + turn) % world]) for rank in range(world)]
