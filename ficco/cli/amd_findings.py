@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ficco.cli.engine_choice import MOST_GPUS, unreachable_pairs
+from ficco.cli.engine_choice import unreachable_pairs
 from ficco.cli.findings import Finding
+from ficco.cli.probe_findings import probe_findings
 from ficco.errors import EngineError
 
 if TYPE_CHECKING:
     from ficco.engines.hip import Capabilities
+    from ficco.engines.probe_record import Record
 
 __all__ = ["amd_findings"]
 
@@ -18,19 +20,23 @@ _SERVES = "AMD GPUs: this version of ficco does not run on them yet"
 _DEVICE = "AMD GPUs: a rank, in a later version"
 
 
-def amd_findings() -> list[Finding]:
-    """Check AMD's library, its devices, and whether signals between these arrive in order.
+def amd_findings(
+    probes: bool = True, say: Callable[[str], None] = lambda text: None
+) -> tuple[list[Finding], list[Record]]:
+    """Check AMD's library and its devices, and probe these.
 
-    The checks beyond the library are made only if there are devices.
+    Args:
+        probes: whether to probe several devices, which other work on them waits for.
+        say: told what is probed next.
     """
     try:
         from ficco.engines import hip
     except (ImportError, EngineError):
-        return [Finding("HIP runtime", False, "not checked", _SERVES, "see native core")]
+        return [Finding("HIP runtime", False, "not checked", _SERVES, "see native core")], []
     try:
         count, version = hip.device_count(), hip.served_version()
     except hip.GpuError as error:
-        return [Finding("HIP runtime", False, *_parts(error))]
+        return [Finding("HIP runtime", False, *_parts(error))], []
     found = f"HIP {version}, {count} devices, {hip.library_path()}"
     findings = [Finding("HIP runtime", True, found, _SERVES)]
     devices = []
@@ -41,9 +47,15 @@ def amd_findings() -> list[Finding]:
             findings.append(Finding(f"AMD device {device}", False, str(error), _DEVICE))
             continue
         findings.append(_device(device, devices[-1]))
+    records: list[Record] = []
     if 1 < count == len(devices):
-        findings += _pairs(devices)
-    return findings
+        findings.append(_pairs(devices))
+    if probes and all(finding.ok for finding in findings):
+        from ficco.engines.hip_peers import HipPeers
+
+        verdicts, records = probe_findings("AMD", HipPeers, count, say)
+        findings += verdicts
+    return findings, records
 
 
 def _parts(error: Exception) -> tuple[str, str, str]:
@@ -66,22 +78,10 @@ def _device(number: int, here: Capabilities) -> Finding:
     return Finding(f"AMD device {number}", served, found, _DEVICE, do)
 
 
-def _pairs(devices: Sequence[Capabilities]) -> list[Finding]:
-    """Check that devices reach each other, and that data and signals arrive in order."""
-    serves = "several AMD GPUs, in a later version"
-    peers = [here.peers for here in devices]
-    if unreachable := unreachable_pairs(peers):
-        return [Finding("AMD peer access", False, f"not between {unreachable}", serves)]
-    findings = [Finding("AMD peer access", True, "between all pairs", serves)]
-    from ficco.engines.hip import GpuError
-    from ficco.engines.hip_peers import HipPeers
-    from ficco.engines.peer_windows import PeerWindows
-    from ficco.plan import WindowBytes
-
-    try:
-        PeerWindows(HipPeers(range(min(len(devices), MOST_GPUS))), WindowBytes()).close()
-    except (EngineError, GpuError) as error:
-        reason, _, do = str(error).partition("; ")
-        return [*findings, Finding("AMD signals", False, reason, serves, do)]
-    found = "copies of 4 bytes arrive after their data, eager and from a graph"
-    return [*findings, Finding("AMD signals", True, found, serves)]
+def _pairs(devices: Sequence[Capabilities]) -> Finding:
+    """Check that devices reach each other."""
+    serves = "several AMD GPUs"
+    if unreachable := unreachable_pairs([here.peers for here in devices]):
+        do = "use devices that XGMI or one PCIe switch connects, named by HIP_VISIBLE_DEVICES"
+        return Finding("AMD peer access", False, f"not between {unreachable}", serves, do)
+    return Finding("AMD peer access", True, "between all pairs", serves)

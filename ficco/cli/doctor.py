@@ -9,19 +9,21 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ficco.cli.amd_findings import amd_findings
 from ficco.cli.arguments import HOST_RANKS, add_command
 from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
 from ficco.cli.findings import Finding
+from ficco.cli.probe_findings import check_report, probe_findings, write_report
 from ficco.cli.progress_line import Working
 from ficco.errors import EngineError, InputError, MachineError, counted
 from ficco.machine import Machine
 
 if TYPE_CHECKING:
     from ficco.engines.cuda import Capabilities
+    from ficco.engines.probe_record import Record
 
 __all__ = ["add_to"]
 
@@ -42,6 +44,18 @@ def add_to(commands: Any) -> None:
         "--hold-multiprocessors", action="store_true",
         help="Measure which driver calls need a multiprocessor. A kernel occupies all of GPU 0 for "
         "about three seconds in total, and other work on this GPU waits. Default: not measured.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--probes", action=argparse.BooleanOptionalAction, default=None,
+        help="Probe several GPUs: whether copies arrive, need no multiprocessor, and come before "
+        "their signals, whether waits end, and how fast copies are. It takes a few seconds, in "
+        "which other work on the GPUs waits. Default: only AMD's are probed.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--report", metavar="FILE",
+        help="Also write FILE.json, to attach to a report of a problem: all findings, what the "
+        "probes measured, and variables of drivers. Probes all GPUs unless --no-probes is given. "
+        "Default: no file.",
     )  # fmt: skip
     parser.add_argument(
         "--json", action="store_true",
@@ -72,6 +86,10 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(
             f"--json with --profile {args.profile}: the profile is the result; leave --json out"
         )
+    if args.profile is not None and (args.report is not None or args.probes):
+        raise InputError(
+            f"--profile {args.profile} with --report or --probes: run them one after the other"
+        )
     if args.profile is not None and args.hold_multiprocessors:
         raise InputError(
             f"--hold-multiprocessors with --profile {args.profile}: run them one after the other"
@@ -80,12 +98,16 @@ def _main(args: argparse.Namespace) -> int:
         from ficco.cli.profile import write_profile
 
         return write_profile(args.profile, args.ranks, args.processes)
+    report = check_report(args.report) if args.report is not None else None
     if args.processes:
         raise InputError("--processes needs --profile FILE")
     if args.ranks is not None:
         raise InputError(f"--ranks {args.ranks} needs --profile FILE")
     with Working("ficco doctor") as work:
         work.say("checks this machine")
+        probes = report is not None if args.probes is None else args.probes
+        amd, amd_records = amd_findings(args.probes is not False, work.say)
+        probed, records = _cuda_probes(work.say) if probes else ([], [])
         findings = [
             _platform(),
             _native(),
@@ -93,15 +115,20 @@ def _main(args: argparse.Namespace) -> int:
             _numpy(),
             _torch(),
             *_cuda(),
+            *probed,
             *(_multiprocessor_use() if args.hold_multiprocessors else []),
             *_libraries(),
-            *amd_findings(),
+            *amd,
         ]
+    if report is not None:
+        write_report(report, findings, [*records, *amd_records])
     usable = all(f.ok for f in findings if f.serves.startswith("everything"))
     if args.json:
         print(json.dumps({"ok": usable, "findings": [f._asdict() for f in findings]}))
         return 0 if usable else 1
     print(_text(findings))
+    if report is not None:
+        print(f"the report is in {report}")
     return 0 if usable else 1
 
 
@@ -258,6 +285,18 @@ def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
     how = "copies of 4 bytes" if kind == "copy" else "stream writes"
     found = f"by {how}; they arrive after their data, eager and from a graph"
     return [Finding("signals", True, found, serves)]
+
+
+def _cuda_probes(say: Callable[[str], None]) -> tuple[list[Finding], list[Record]]:
+    """Probe NVIDIA's devices, if there are several."""
+    try:
+        from ficco.engines import cuda
+        from ficco.engines.cuda_peers import CudaPeers
+
+        count = cuda.device_count()
+    except (EngineError, RuntimeError):  # _cuda reports it
+        return [], []
+    return probe_findings("NVIDIA", CudaPeers, count, say)
 
 
 def _profile(ranks: int, version: str) -> Finding:

@@ -17,7 +17,7 @@ from hip_node import HipNode
 
 from ficco import oracle
 from ficco.cli.amd_findings import amd_findings
-from ficco.errors import EngineError, ScheduleError
+from ficco.errors import EngineError, FiccoError, ScheduleError
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -86,17 +86,37 @@ def dropped(world: int) -> None:
         raise AssertionError("a group opened where copies write nothing")
 
 
+def opened() -> None:
+    """Open a node, and print whether its copies overlap with kernels, or why it is refused."""
+    try:
+        node = HipNode(2)
+    except FiccoError as error:
+        print(f"refused: {error}")
+        return
+    problem = Problem.chunked("all_gather_matmul", 2, 40, 30, 20, "float32")
+    node.right(problem, named("hetero_fused_1d", 2))
+    reason = node.runtime.no_overlap
+    print(f"serial: {reason}" if reason else "overlaps")
+    node.runtime.close()
+
+
 def doctor(signals: bool) -> None:
     """What `ficco doctor` says of the double's devices."""
-    found = {finding.name: finding for finding in amd_findings()}
-    assert found["HIP runtime"].ok and "HIP 7.1, 8 devices" in found["HIP runtime"].found
-    assert found["AMD device 7"].ok and "gfx942, 304 compute units" in found["AMD device 7"].found
+    found = {finding.name: finding for finding in amd_findings()[0]}
+    assert found["HIP runtime"].ok and "HIP 7.1, 3 devices" in found["HIP runtime"].found
+    assert found["AMD device 2"].ok and "gfx942, 304 compute units" in found["AMD device 2"].found
     assert found["AMD peer access"].ok
-    assert found["AMD signals"].ok == signals, found["AMD signals"]
-    assert signals or "did not arrive" in found["AMD signals"].found
+    if signals:
+        assert (
+            found["AMD probe: order"].ok
+            and "none before its data" in found["AMD probe: order"].found
+        )
+        assert found["AMD probe: engines"].ok
+    else:
+        assert not found["AMD probes"].ok and "did not arrive" in found["AMD probes"].found
 
 
-SCENARIOS = {each.__name__: each for each in (operators, late, dropped, doctor)}
+SCENARIOS = {each.__name__: each for each in (operators, late, dropped, opened, doctor)}
 
 if __name__ == "__main__":
     words: dict[str, Any] = json.loads(sys.argv[2])

@@ -40,6 +40,33 @@ def doctor(
     return {finding["name"]: finding for finding in document["findings"]}
 
 
+def test_a_report_has_what_probes_measured(double_folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    words = f"'--json', '--report', {str(target)!r}"
+    environment = control.environment(double_folder, devices=2) | {"NCCL_DEBUG": "WARN"}
+    command = [sys.executable, "-P", "-c", NO_TORCH + DOCTOR.replace("'--json'", words)]
+
+    def told() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    done = told()
+    assert done.returncode == 0, done.stderr
+    names = [finding["name"] for finding in json.loads(done.stdout)["findings"]]
+    probes = ["arrive", "engines", "order", "release", "rates"]
+    assert [name for name in names if "probe" in name] == [f"NVIDIA probe: {p}" for p in probes]
+    report = json.loads(target.read_text())
+    assert report["format"] == 1 and report["variables"]["NCCL_DEBUG"] == "WARN"
+    assert [finding["name"] for finding in report["findings"]] == names
+    (record,) = report["probes"]
+    assert record["identity"]["vendor"] == "NVIDIA" and record["identity"]["driver"] == "13.0"
+    assert [verdict["name"] for verdict in record["verdicts"]] == probes
+    assert set(record["verdicts"][4]["numbers"]["gbps"]) == {"0 to 1", "1 to 0"}
+    again = told()
+    assert again.returncode != 0 and "the file exists" in again.stderr
+
+
 def gpus_of(found: Findings) -> list[dict[str, Any]]:
     return [finding for name, finding in found.items() if name.startswith("GPU ")]
 

@@ -54,5 +54,6 @@ def test_copies_that_write_nothing_are_found(hip_folder: Path) -> None:
 
 @pytest.mark.parametrize("copies", ["done", "dropped"])
 def test_doctor_looks_at_devices_and_signals(hip_folder: Path, copies: str) -> None:
-    found = on_double(hip_folder, "doctor", {"nocu": copies}, signals=copies == "done")
+    double = {"devices": 3, "nocu": copies}
+    found = on_double(hip_folder, "doctor", double, signals=copies == "done")
     assert "right" in found
