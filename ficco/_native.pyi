@@ -671,6 +671,15 @@ def hip_new_window_memory(device: int, bytes: int, words: bool) -> int:
         words: whether it is for signals, which are not cached; else for data.
     """
 
+def hip_export_memory(device: int, address: int) -> bytes:
+    """Return a handle by which other processes of the host open memory of an AMD device."""
+
+def hip_open_memory(device: int, exported: bytes) -> int:
+    """Return the address of another process's memory in this one, as a device reaches it."""
+
+def hip_close_memory(device: int, address: int) -> None:
+    """End the use of memory that `hip_open_memory` returned."""
+
 def hip_delete_window_memory(device: int, address: int) -> None:
     """Free memory that `hip_new_window_memory` returned."""
 

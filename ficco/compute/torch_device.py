@@ -69,7 +69,7 @@ class TorchDeviceCompute:
     """See `ficco.compute.DeviceCompute`. Handles are tensors."""
 
     name = "torch"
-    kernels: DeviceKernels | None = TorchKernels()
+    kernels: DeviceKernels | None = None if torch.version.hip else TorchKernels()
 
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""
@@ -198,6 +198,8 @@ class TorchDeviceCompute:
     ) -> None:
         """Store a sum in the target by ficco's own kernel, or by PyTorch if there is none."""
         try:
+            if self.kernels is None:
+                raise EngineError("ficco has no kernels for AMD GPUs")
             sum_partials(slots.first, slots.distance, slots.number, own, own_at, bias, target)
         except EngineError as reason:
             _warn(str(reason))

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute
 from ficco.engines import devices
+from ficco.engines.peer_signals import allowed_kinds as signal_kinds
+from ficco.engines.peer_signals import writable_words
 from ficco.engines.window_layout import Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.schedule import Schedule
@@ -27,13 +29,16 @@ except ImportError as missing:
 __all__ = [
     "Device",
     "GpuError",
+    "blocked_by",
     "capabilities",
     "check_runs",
     "device_count",
     "open_gpu",
     "served_version",
     "shares_one_queue",
+    "signal_kinds",
     "target_of",
+    "writable_words",
 ]
 
 GpuError = _native.GpuError
@@ -153,6 +158,12 @@ class Device(devices.Device):
             weakref.finalize(self, self.native.set_stop_word, 0)
         address, _ = compute.place(self._stop)
         return address
+
+
+def blocked_by() -> str:
+    """Return the variable that makes every launch wait for its end, if it is set, or ""."""
+    name = "CUDA_LAUNCH_BLOCKING"
+    return name if os.environ.get(name, "0") not in ("", "0") else ""
 
 
 def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:

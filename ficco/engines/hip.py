@@ -5,8 +5,9 @@ Nothing here has run on AMD's hardware; see "AMD" in docs/design.md.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ficco import _native
 from ficco.compute import DeviceCompute
@@ -21,13 +22,16 @@ __all__ = [
     "Capabilities",
     "Device",
     "GpuError",
+    "blocked_by",
     "capabilities",
     "check_runs",
     "device_count",
     "library_path",
-    "opened",
+    "open_gpu",
     "served_version",
+    "signal_kinds",
     "target_of",
+    "writable_words",
 ]
 
 GpuError = _native.GpuError
@@ -76,7 +80,7 @@ def served_version() -> str:
     return f"{version // 10_000_000}.{version // 100_000 % 100}"
 
 
-def opened(ordinal: int) -> _native.Gpu:
+def open_gpu(ordinal: int) -> _native.Gpu:
     """Open a device with its kernel that waits for signals.
 
     Raises:
@@ -95,12 +99,32 @@ class Device(devices.Device):
         EngineError: there is no code for the device.
     """
 
+    wait = "kernel"
+
     def __init__(self, ordinal: int, group: _native.Group, rank: int) -> None:
-        super().__init__(ordinal, opened(ordinal), group, rank)
+        super().__init__(ordinal, open_gpu(ordinal), group, rank)
 
     def stop_word(self, compute: DeviceCompute) -> int:
         """See `devices.Device.stop_word`; the watchdog has the word in host memory."""
         return self.native.stop_word
+
+
+def signal_kinds() -> tuple[str, ...]:
+    """Return the kinds of signals to try; see `ficco.engines.peer_signals`."""
+    return ("copy",)
+
+
+def writable_words(kind: str, devices: Sequence[Any], rank: int) -> list[bool]:
+    """Return, per rank, whether a rank's streams write to its words: to none."""
+    return [False] * len(devices)
+
+
+def blocked_by() -> str:
+    """Return the variable that makes every launch wait for its end, if it is set, or ""."""
+    for name in ("HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY"):
+        if os.environ.get(name, "0") not in ("", "0"):
+            return name
+    return ""
 
 
 def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
@@ -114,7 +138,6 @@ def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
     for axis, value, why, nearest in (
         ("transport", "sm", "there is no kernel that stores at peers", "dma"),
         ("compute", "gated", "there is no kernel that waits for chunks", "per_chunk"),
-        ("cut", "cols", "copy engines copy each row of a chunk of columns by itself", "rows"),
     ):
         if getattr(schedule, axis) == value:
             raise ScheduleError(

@@ -126,15 +126,15 @@ class HipPeers(Peers):
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds of signals to try: copies alone."""
-        return ("copy",)
+        return hip.signal_kinds()
 
     def writable(self, kind: str, rank: int) -> list[bool]:
         """Return, per rank, whether streams of a rank write to its words: to none."""
-        return [False] * self.world
+        return hip.writable_words(kind, self.devices, rank)
 
     def open(self, rank: int) -> _native.Gpu:
         """See `Peers.open`."""
-        return hip.opened(self.devices[rank])
+        return hip.open_gpu(self.devices[rank])
 
     def identity(self) -> dict[str, Any]:
         """See `Peers.identity`; the driver is that of the kernel, if it has a version."""

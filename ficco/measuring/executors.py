@@ -206,7 +206,7 @@ class GpuExecutor(_Rank):
 
     def __init__(self, world: int, machine: Machine, timeout_s: float) -> None:
         super().__init__(world)
-        from ficco.runtime.process_gpu import CudaProcessRuntime
+        from ficco.runtime.process_gpu import GpuProcessRuntime
 
         self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
         torch.cuda.set_device(self._device)
@@ -218,7 +218,7 @@ class GpuExecutor(_Rank):
         self._runtime: Any = None
         self.reason: str | None = None
         try:
-            self._runtime = CudaProcessRuntime(dist.group.WORLD, machine, timeout_s)
+            self._runtime = GpuProcessRuntime(dist.group.WORLD, machine, timeout_s)
         except DevicesRefused as refused:
             self.reason = str(refused)
 

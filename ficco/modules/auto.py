@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ficco import selector
-from ficco.engines import cuda
 from ficco.modules import groups, host_profile
 from ficco.modules.groups import log
 from ficco.problem import Problem
+from ficco.runtime.gpus_of_group import vendor
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
@@ -19,7 +19,7 @@ __all__ = ["AUTO", "automatic", "choice", "regime", "schedule_for_capture", "wai
 
 if TYPE_CHECKING:
     from ficco.engines.group_kernels import GroupKernels
-    from ficco.runtime.process_gpu import CudaProcessRuntime
+    from ficco.runtime.process_gpu import GpuProcessRuntime
 
 AUTO = "auto"
 _logged: set[tuple[str, ...]] = set()  # choices whose reasons were logged
@@ -65,7 +65,7 @@ def automatic(
 
 
 def schedule_for_capture(
-    problem: Problem, chosen: Schedule, runtime: CudaProcessRuntime, device: torch.device
+    problem: Problem, chosen: Schedule, runtime: GpuProcessRuntime, device: torch.device
 ) -> Schedule | None:
     """Return the schedule that `automatic` takes in a capture, if it must be loaded before it.
 
@@ -152,8 +152,10 @@ def _chosen(
     problem: Problem, runtime: ProcessRuntime, device: torch.device, when: str, kernels: bool
 ) -> selector.Choice:
     on_gpu = device.type == "cuda"
+    if reason := getattr(runtime, "no_overlap", ""):
+        return selector.plain(problem.world, runtime.machine, reason)
     name = _name(device.index or 0) if on_gpu else ""
-    driver = cuda.served_version() if on_gpu else None
+    driver = vendor().served_version() if on_gpu else None
     machine = runtime.machine if on_gpu else host_profile.machine_of(runtime)
     return selector.automatic(
         problem, machine, name, when, driver, kernels, alone=groups.alone() and kernels

@@ -24,7 +24,7 @@ from ficco.schedule import Schedule
 
 if TYPE_CHECKING:
     from ficco.engines.prepared import PreparedCall
-    from ficco.runtime.process_gpu import CudaProcessRuntime
+    from ficco.runtime.process_gpu import GpuProcessRuntime
 
 __all__ = [
     "CachedCall",
@@ -88,7 +88,7 @@ class CachedCall:
 
     def __init__(
         self,
-        runtime: CudaProcessRuntime,
+        runtime: GpuProcessRuntime,
         problem: Problem,
         schedule: Schedule,
         takes: Sequence[tuple[str, Callable[[Tensor], Tensor]]],

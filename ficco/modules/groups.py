@@ -29,7 +29,7 @@ from ficco.runtime.process import ProcessRuntime
 from ficco.settings import switch
 
 if TYPE_CHECKING:
-    from ficco.runtime.process_gpu import CudaProcessRuntime
+    from ficco.runtime.process_gpu import GpuProcessRuntime
 
 __all__ = [
     "alone",
@@ -61,7 +61,7 @@ for _name, _instead in ABSENT.items():  # recorded before the log had a handler
 
 _compiling = torch.compiler.is_dynamo_compiling
 _runtimes: dict[Any, ProcessRuntime] = {}
-_gpu_runtimes: dict[Any, CudaProcessRuntime] = {}
+_gpu_runtimes: dict[Any, GpuProcessRuntime] = {}
 _devices: dict[str, str] = {}  # devices of open groups, by the group's name
 _fallbacks: dict[Any, str] = {}  # why a group's GPUs run plain torch.distributed
 _NOTIFIED = "_ficco_notified"  # attribute of an error that was sent to the group's ranks
@@ -235,11 +235,11 @@ def _opening(pg: Any) -> AbstractContextManager[None]:
 
 def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None) -> None:
     from ficco.runtime.kernels_of_group import kernels_of
-    from ficco.runtime.process_gpu import CudaProcessRuntime
+    from ficco.runtime.process_gpu import GpuProcessRuntime
 
     try:
         with _opening(pg):
-            runtime = CudaProcessRuntime(pg, profile, timeout_s)
+            runtime = GpuProcessRuntime(pg, profile, timeout_s)
     except DevicesRefused as refused:  # on all ranks
         _fallbacks[pg] = str(refused)
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", refused)
@@ -276,7 +276,7 @@ def use_runtime(group: Any, other: ProcessRuntime) -> Iterator[None]:
         _runtimes.update(original)
 
 
-def gpu_runtime(group: Any, device: Any) -> CudaProcessRuntime | None:
+def gpu_runtime(group: Any, device: Any) -> GpuProcessRuntime | None:
     """Return the group's runtime for this rank's GPU, opened now if necessary.
 
     None: the group's GPUs cannot run it, for the reason that `fallback_reason` returns.

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ficco.engines import cuda
+from ficco.engines import cuda, hip
 from ficco.errors import InputError
 from ficco.private.torch_core import symmetric_memory
 from ficco.runtime.members import members_of
 from ficco.runtime.rendezvous import Rendezvous
 
-__all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "why_not"]
+__all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "vendor", "why_not"]
 
 
 def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
@@ -72,19 +71,26 @@ def facts_of_gpu() -> dict[str, Any]:
         facts["reason"] = str(error).splitlines()[0]
         return facts
     try:
-        peers = cuda.capabilities(facts["device"]).peers
+        peers = vendor().capabilities(facts["device"]).peers
         facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]
     except cuda.GpuError as error:
         facts["reason"] = str(error)
         return facts
-    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        facts["reason"] = "CUDA_LAUNCH_BLOCKING is set, so nothing can overlap"
+    if name := vendor().blocked_by():
+        facts["reason"] = f"{name} is set, so nothing can overlap"
+        return facts
+    if torch.version.hip is not None:
         return facts
     try:
         symmetric_memory().empty(16, dtype=torch.uint8, device=here())
     except Exception as error:  # PyTorch raises several types on a machine without it
         facts["reason"] = f"PyTorch has no symmetric memory here: {error}"
     return facts
+
+
+def vendor() -> Any:
+    """Return the module for the devices of this build of PyTorch: cuda or hip of `engines`."""
+    return cuda if torch.version.hip is None else hip
 
 
 def here() -> torch.device:

@@ -9,6 +9,9 @@ from ficco.runtime.process import ProcessRuntime
 __all__ = ["kernels_of"]
 
 
+_NOT_FOR_AMD = "ficco has no such kernels for AMD GPUs"
+
+
 def kernels_of(runtime: ProcessRuntime) -> GroupKernels:
     """Return the kernels that all ranks of a group can load. A collective call on the group."""
     facts = runtime.gathered(_facts())
@@ -29,6 +32,8 @@ def _facts() -> tuple[str, str, tuple[int, int]]:
     from ficco.engines import cuda
 
     device = torch.cuda.current_device()
+    if torch.version.hip is not None:
+        return _NOT_FOR_AMD, _NOT_FOR_AMD, (0, 1)
     facts = cuda.capabilities(device)
     capability = 10 * facts.major + facts.minor
     processors = torch.cuda.get_device_properties(device).multi_processor_count

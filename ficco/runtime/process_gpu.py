@@ -1,4 +1,4 @@
-"""Run one GPU per process over a torch.distributed group; windows are PyTorch symmetric memory.
+"""Run one GPU per process over a torch.distributed group; windows: see `window_memory`.
 
 The ranks meet as in the host engine: to open the group, to grow its windows, and to reset it.
 Every rendezvous makes a new place: shared host memory with the state of all ranks, windows on all
@@ -18,27 +18,28 @@ from typing import Any, NamedTuple
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
-from ficco.engines import cuda, gpu, shared_memory
-from ficco.engines.peer_signals import Probe, allowed_kinds, first_that_arrives, writable_words
+from ficco.engines import devices, gpu, shared_memory
+from ficco.engines.peer_signals import Probe, first_that_arrives
 from ficco.engines.prepared import PreparedCall
-from ficco.engines.window_layout import COPIES, LEAST, WORDS_BYTES, Layout, Window
+from ficco.engines.window_layout import LEAST, Layout, Window
 from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.machine import Machine
 from ficco.passes import compile_plan
 from ficco.plan import RankPlan, Signal, WindowBytes, signal_place, window_bytes_of
-from ficco.private.torch_core import symmetric_memory
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
-from ficco.runtime.gpus_of_group import facts_of_gpu, here, ordinal, reason_of
+from ficco.runtime.gpus_of_group import facts_of_gpu, here, ordinal, reason_of, vendor
 from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
 from ficco.runtime.rendezvous import Facts
+from ficco.runtime.trusted_gpus import trusted_gpus
+from ficco.runtime.window_memory import WindowMemory, window_memory
 from ficco.schedule import Schedule
 from ficco.tables import VACANT
 from ficco.target import Target
 from ficco.timeline import Timeline
 
-__all__ = ["CudaProcessRuntime"]
+__all__ = ["GpuProcessRuntime"]
 
 
 _log = logging.getLogger("ficco")
@@ -51,11 +52,11 @@ class _Place(NamedTuple):
     """The group, device and window that calls use until the windows grow or are reset."""
 
     group: shared_memory.Group
-    device: cuda.Device
+    device: devices.Device
     window: Window
 
 
-class CudaProcessRuntime(ProcessRuntime):
+class GpuProcessRuntime(ProcessRuntime):
     """This process's GPU, as one rank of a group of processes.
 
     Calls are enqueued on the current stream and do not wait for the device. Arrays are tensors on
@@ -72,6 +73,7 @@ class CudaProcessRuntime(ProcessRuntime):
         device: this rank's device.
         traced: whether calls record times for `timeline`, which has a small cost.
         kernels: the kernels of ficco that all ranks can load; None: not determined yet.
+        no_overlap: why copies do not overlap with kernels on these GPUs; "" if they do.
 
     Raises: as `ProcessRuntime`, and
         DevicesRefused: these GPUs cannot run the engine, or signals do not reach all of them; all
@@ -81,6 +83,7 @@ class CudaProcessRuntime(ProcessRuntime):
     engine = "cuda"
     backend = "nccl"
     kernels: Any = None
+    no_overlap = ""
     shares_windows = False
 
     def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:
@@ -91,7 +94,10 @@ class CudaProcessRuntime(ProcessRuntime):
             self.device = torch.device("cuda")
         self._places: list[_Place] = []  # the last one is in use
         self._agreed_sizes = WindowBytes()
-        self._next_memory: Any = None  # for the next window, between `_join` and `_move_to`
+        self._vendor = vendor()
+        self._next_memory: WindowMemory | None = (
+            None  # for the next window, between `_join` and `_move_to`
+        )
         self._captured = False  # whether a graph uses the place in use
         self.traced = False
         # Problems passed to `repeats`, oldest first, and whether each ran in torch.distributed.
@@ -155,12 +161,12 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def _bind(self, problem: Problem, schedule: Schedule, plan: RankPlan | None = None) -> Call:
         if self.world > 1:
-            cuda.check_runs(schedule, self._compute)
+            self._vendor.check_runs(schedule, self._compute)
         return super()._bind(problem, schedule, plan)
 
     def _bound_program(self, plan: RankPlan, digest: int) -> gpu.BoundProgram:
         place = self._places[-1]
-        target = cuda.target_of(place.device, place.window, self._compute)
+        target = self._vendor.target_of(place.device, place.window, self._compute)
         program = compile_plan(plan, target)
         return gpu.BoundProgram(program, place.device, place.window, self._compute, digest)
 
@@ -370,21 +376,17 @@ class CudaProcessRuntime(ProcessRuntime):
 
     def _join(self, memory: int, facts: Facts) -> shared_memory.Group:
         """Join the shared memory and allocate this rank's window; if a rank fails, none joins."""
-        symmetric = symmetric_memory()
-
         self._agreed_sizes = room_in(facts)
         size = Layout(self._agreed_sizes).size
-        try:
-            self._next_memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(f"windows of {size} bytes on {self.device}: {error}") from None
+        self._next_memory = window_memory(size, self.device, self._compute)
         return super()._join(memory, {**facts, "window_bytes": 0})
 
     def _move_to(self, group: shared_memory.Group) -> None:
         try:
-            device = cuda.Device(self.device.index, group, self.rank)
+            device = self._vendor.Device(self.device.index, group, self.rank)
             if device.wait == "kernel":  # the first program may be bound in a capture
                 device.stop_word(self._compute)
+            assert self._next_memory is not None  # _join has made it
             place = _Place(group, device, self._window_in(self._next_memory))
         except BaseException:
             for failing in (group, *self._groups):
@@ -407,32 +409,35 @@ class CudaProcessRuntime(ProcessRuntime):
                 old_group.close()
         self._groups[:] = working
 
-    def _window_in(self, memory: Any) -> Window:
+    def _window_in(self, memory: WindowMemory) -> Window:
         """Make this rank's window in its memory, and exchange addresses with all ranks."""
-        symmetric = symmetric_memory()
-
         # PyTorch clears new memory on the default stream; the current stream may not wait for it.
         torch.cuda.synchronize(self.device)
-        memory.zero_()
-        torch.cuda.synchronize(self.device)
-        handle = symmetric.rendezvous(memory, group=self.process_group)
-        # Memory from a pool begins at an offset from these addresses; a fresh allocation at 0.
-        offset = int(getattr(handle, "offset", 0))
-        bases, layout = [base + offset for base in handle.buffer_ptrs], Layout(self._agreed_sizes)
+        self._clear(memory)
+        bases, word_bases = memory.meet(self.process_group, self.gathered)
+        layout = Layout(self._agreed_sizes)
         if not self._writable:
-            self._writable = self._probe_signals(bases, layout)
-            memory.zero_()
-        memory[layout.mail_data :].view(torch.int32).fill_(VACANT - (1 << 32))
-        words = memory[: COPIES * WORDS_BYTES].view(torch.int32).view(COPIES, -1)
+            self._writable = self._probe_signals(bases, word_bases, layout)
+            self._clear(memory)
+        memory.all[0, layout.mail_data // 4 :] = VACANT - (1 << 32)
         first = signal_place(Signal(self.rank, "free", 0))
-        words[:, first : first + self.world] = 1
+        memory.words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
         self.gathered(None)  # all words are set before any rank raises one
-        keep, writable = (memory, handle), self._writable[self.rank]
-        return Window(bases, self.rank, self._agreed_sizes, keep, writable)
+        writable = self._writable[self.rank]
+        return Window(bases, self.rank, self._agreed_sizes, memory, writable, word_bases)
 
-    def _probe_signals(self, bases: list[int], layout: Layout) -> list[list[bool]]:
+    def _clear(self, memory: WindowMemory) -> None:
+        memory.all[...] = 0
+        memory.words[...] = 0
+        torch.cuda.synchronize(self.device)
+
+    def _probe_signals(
+        self, bases: list[int], word_bases: list[int], layout: Layout
+    ) -> list[list[bool]]:
         """Find the kind of signals that reaches all ranks; a collective call on zeroed windows.
+
+        Probes of the devices that their vendor needs are made, too; see `trusted_gpus`.
 
         Returns:
             Per rank and other rank, whether the streams of the one write to words of the other.
@@ -440,16 +445,17 @@ class CudaProcessRuntime(ProcessRuntime):
         Raises:
             InputError: the ranks allow different kinds.
             SignalsRefused: no kind reaches all ranks.
+            DevicesRefused: a probe of the devices failed.
         """
         kinds: tuple[str, ...] = ()
         problem = ""
         try:
-            kinds = allowed_kinds()
+            kinds = self._vendor.signal_kinds()
         except InputError as error:  # sent to all ranks, so none waits for this one
             problem = str(error)
-        own = (cuda.capabilities(ordinal()).pci, kinds, problem)
+        own = (self._vendor.capabilities(ordinal()).pci, kinds, problem, ordinal())
         facts = self.gathered(own)  # after this, all windows are zeros
-        for rank, (_, rank_kinds, rank_problem) in enumerate(facts):
+        for rank, (_, rank_kinds, rank_problem, _) in enumerate(facts):
             if rank_problem:
                 raise InputError(f"rank {rank}: {rank_problem}")
             if rank_kinds != facts[0][1]:
@@ -457,14 +463,14 @@ class CudaProcessRuntime(ProcessRuntime):
                     f"rank 0 may signal by {facts[0][1]} and rank {rank} by {rank_kinds}; set "
                     "FICCO_SIGNALS to the same on every rank"
                 )
-        devices = [pci for pci, _, _ in facts]
+        addresses = [pci for pci, *_ in facts]
         if self.world == 1:
             return [[True]]
 
         def complaints(kind: str, value: int) -> list[str]:
-            writable = writable_words(kind, devices, self.rank)
-            gpu = cuda.open_gpu(ordinal())
-            probe = Probe(gpu, bases, bases, layout, self.rank, writable)
+            writable = self._vendor.writable_words(kind, addresses, self.rank)
+            gpu = self._vendor.open_gpu(ordinal())
+            probe = Probe(gpu, bases, word_bases, layout, self.rank, writable)
             errors: list[str] = self.gathered(probe.send(value))
             if any(errors):
                 return errors
@@ -474,7 +480,8 @@ class CudaProcessRuntime(ProcessRuntime):
 
         kind = first_that_arrives(kinds, complaints)
         _log.info("rank %d raises words at peers by kind %r", self.rank, kind)
-        return [writable_words(kind, devices, rank) for rank in range(self.world)]
+        self.no_overlap = trusted_gpus(self, [number for *_, number in facts], kind)
+        return [self._vendor.writable_words(kind, addresses, rank) for rank in range(self.world)]
 
     def _target_of(self, rank: int, own: Target) -> Target:
         return own._replace(writable=tuple(self._writable[rank]))

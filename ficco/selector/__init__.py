@@ -28,7 +28,17 @@ from ficco.selector.profiles import profile_for
 from ficco.selector.rule import MARGIN, estimate_us, reasons
 from ficco.timeline import REGIMES
 
-__all__ = ["METHODS", "Book", "Choice", "automatic", "choose", "decide", "profile_for", "quick"]
+__all__ = [
+    "METHODS",
+    "Book",
+    "Choice",
+    "automatic",
+    "choose",
+    "decide",
+    "plain",
+    "profile_for",
+    "quick",
+]
 
 METHODS = ("book", "simulator", "rule")
 # A simulation of more than _MANY_RANKS takes long, so schedules that the rule expects to take over
@@ -181,11 +191,12 @@ def automatic(
         return quick(problem, profile, regime, driver, gates, alone)
     else:
         reason = f"profile {profile.name} has no GEMM rate for {problem.dtype}"
-    return _unknown(problem.world, machine, reason)
+    return plain(problem.world, machine, reason)
 
 
 @lru_cache(maxsize=64)
-def _unknown(world: int, machine: Machine, reason: str) -> Choice:
+def plain(world: int, machine: Machine, reason: str) -> Choice:
+    """Return the choice of `serial` for a reason, without a prediction."""
     return Choice(serial(world, machine), None, "rule", (reason,), ())
 
 

@@ -145,6 +145,8 @@ def points(
                 continue
             if name == "uniform_fused_2d" and _flow(op).pools:
                 continue  # a bag has no contraction to cut
+            if named.cut == "columns" and machine.engine == "hip" and not gates:
+                continue  # the engine has no 2-D copies and no kernels; predictions have both
             schedules.append(replace(named, grain=grain).resolve(world, machine))
         paced = ["hetero_unfused_1d"]
         if not sums and _gates(op, machine, gates):

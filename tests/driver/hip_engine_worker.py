@@ -21,7 +21,7 @@ from ficco.errors import EngineError, FiccoError, ScheduleError
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
-UNSERVED = {"transport": "sm", "compute": "gated", "cut": "cols"}
+UNSERVED = {"transport": "sm", "compute": "gated"}
 
 
 def serves(schedule: Schedule) -> bool:

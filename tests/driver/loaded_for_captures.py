@@ -66,7 +66,7 @@ def made_ready(here: Rank, world: int) -> None:
     import torch.distributed._symmetric_memory as symmetric
 
     taken, make, loads = auto.choice, symmetric.empty, list[str]()
-    load = process_gpu.CudaProcessRuntime.load
+    load = process_gpu.GpuProcessRuntime.load
 
     def counted(self: Any, problem: Any, schedule: Any, arrays: Any) -> None:
         loads.append(schedule.name)
@@ -88,7 +88,7 @@ def made_ready(here: Rank, world: int) -> None:
         (draw(r, 4, 6).double() @ draw(50 + r, 6, 8).double() for r in range(world)),
         torch.zeros(4, 8),
     )
-    auto.choice, process_gpu.CudaProcessRuntime.load = choice, counted  # type: ignore[assignment]
+    auto.choice, process_gpu.GpuProcessRuntime.load = choice, counted  # type: ignore[assignment]
     try:
         for room in (True, False):
             ficco.prepare(machine="cuda", timeout_s=3.0)
@@ -105,4 +105,4 @@ def made_ready(here: Rank, world: int) -> None:
             ficco.close()
     finally:
         auto.choice, symmetric.empty = taken, make
-        process_gpu.CudaProcessRuntime.load = load  # type: ignore[method-assign]
+        process_gpu.GpuProcessRuntime.load = load  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from numpy_on_stream import NumpyOnStream
 
 from ficco.runtime import process_gpu
 
-__all__ = ["Rank", "Shortly", "dress"]
+__all__ = ["Calls", "OnTensors", "Rank", "Shortly", "dress"]
 
 Tensor = torch.Tensor
 _HERE = "cuda"
@@ -38,18 +38,76 @@ class Shortly:
 
     def __enter__(self) -> Shortly:
         self.made = 0
-        self._again = again = process_gpu.CudaProcessRuntime.run_prepared
+        self._again = again = process_gpu.GpuProcessRuntime.run_prepared
 
         def counted(*args: Any) -> bool:
             made = again(*args)
             self.made += made
             return made
 
-        process_gpu.CudaProcessRuntime.run_prepared = counted  # type: ignore[method-assign]
+        process_gpu.GpuProcessRuntime.run_prepared = counted  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        process_gpu.CudaProcessRuntime.run_prepared = self._again  # type: ignore[method-assign]
+        process_gpu.GpuProcessRuntime.run_prepared = self._again  # type: ignore[method-assign]
+
+
+class Calls(Protocol):
+    """The calls of a driver that a rank makes by itself."""
+
+    def new_stream(self) -> int: ...
+    def register(self, address: int, size: int) -> None: ...
+    def unregister(self, address: int) -> None: ...
+    def synchronize(self, stream: int) -> None: ...
+    def capturing(self, stream: int) -> bool: ...
+    def begin_capture(self, stream: int) -> None: ...
+    def end_capture(self, stream: int) -> Any:
+        """Return an executable graph."""
+
+    def launch(self, graph: Any, stream: int) -> None: ...
+    def new_event(self) -> Any: ...
+    def record(self, event: Any, stream: int) -> None: ...
+    def ended(self, event: Any) -> bool: ...
+
+
+class CudaCalls:
+    """See `Calls`."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+
+    def new_stream(self) -> int:
+        return int(self._cuda.stream())
+
+    def register(self, address: int, size: int) -> None:
+        self._cuda.cuMemHostRegister(address, size, 0)
+
+    def unregister(self, address: int) -> None:
+        self._cuda.cuMemHostUnregister(address)
+
+    def synchronize(self, stream: int) -> None:
+        self._cuda.cuStreamSynchronize(stream)
+
+    def capturing(self, stream: int) -> bool:
+        return int(self._cuda.cuStreamIsCapturing(stream)) != 0
+
+    def begin_capture(self, stream: int) -> None:
+        self._cuda.capture(stream, mode=2)  # the device learns of tensors meanwhile
+
+    def end_capture(self, stream: int) -> Any:
+        return self._cuda.cuGraphInstantiate(self._cuda.cuStreamEndCapture(stream), 0)
+
+    def launch(self, graph: Any, stream: int) -> None:
+        self._cuda.cuGraphLaunch(graph, stream)
+
+    def new_event(self) -> Any:
+        return self._cuda.cuEventCreate(2)
+
+    def record(self, event: Any, stream: int) -> None:
+        self._cuda.cuEventRecord(event, stream)
+
+    def ended(self, event: Any) -> bool:
+        return self._cuda.status("cuEventQuery", event) == 0
 
 
 class _Kernels(LaunchedKernels):
@@ -57,14 +115,19 @@ class _Kernels(LaunchedKernels):
         return super().place(_array(b))
 
 
-class _Compute(NumpyOnStream):
-    """NumPy on one stream; what it is given may be tensors, whose memory the device learns of."""
+class OnTensors(NumpyOnStream):
+    """NumPy on one stream; what it is given may be tensors, whose memory the device learns of.
+
+    Args:
+        device, stream: the rank's.
+        driver: its calls.
+    """
 
     name = "torch"
 
-    def __init__(self, device: int, stream: int, cuda: Cuda) -> None:
+    def __init__(self, device: int, stream: int, driver: Calls) -> None:
         super().__init__({device: stream})
-        self._cuda, self._known, self._made = cuda, dict[int, Any](), list[Any]()
+        self._calls, self._known, self._made = driver, dict[int, Any](), list[Any]()
         self._kept: dict[int, Any] = {}  # for ever
         self._thread: Any = SimpleNamespace(device=device, stream=stream)  # of every thread
         self.kernels = _Kernels(self)
@@ -79,7 +142,7 @@ class _Compute(NumpyOnStream):
         if isinstance(handle, Tensor) and handle.numel():
             storage = handle.untyped_storage()
             if storage.data_ptr() not in self._known | self._kept:
-                self._cuda.cuMemHostRegister(storage.data_ptr(), storage.nbytes(), 0)
+                self._calls.register(storage.data_ptr(), storage.nbytes())
                 self._known[storage.data_ptr()] = storage
         return super().place(_array(handle))
 
@@ -92,7 +155,7 @@ class _Compute(NumpyOnStream):
     def forget(self) -> None:
         """Let the memory of tensors go, of which no call that was made knows any more."""
         for address in self._known:
-            self._cuda.cuMemHostUnregister(address)
+            self._calls.unregister(address)
         self._known.clear()
         self._made.clear()
 
@@ -130,34 +193,42 @@ class Rank:
 
     def __init__(self, rank: int, folder: Path) -> None:
         self.rank, self.waits = rank, True
-        self.cuda = Cuda()
-        self.cuda.use(rank)
-        self.stream = int(self.cuda.stream())
-        self.compute = _Compute(rank, self.stream, self.cuda)
+        self.calls = self._open()
+        self.stream = self.calls.new_stream()
+        self.compute: Any = self._compute()
         self._folder, self._files = folder, 0
         self._mapped: list[Any] = []  # for ever, as graphs may hold them
+
+    def _open(self) -> Calls:
+        """Make the rank's device current; return its driver's calls."""
+        self.cuda = Cuda()
+        self.cuda.use(self.rank)
+        return CudaCalls(self.cuda)
+
+    def _compute(self) -> Any:
+        return OnTensors(self.rank, self.stream, self.calls)
 
     # ---- the current stream
 
     def synchronize(self, device: Any = None) -> None:
-        self.cuda.cuStreamSynchronize(self.stream)
+        self.calls.synchronize(self.stream)
         assert not self.compute.errors, self.compute.errors[0]
 
     def capturing(self) -> bool:
-        return int(self.cuda.cuStreamIsCapturing(self.stream)) != 0
+        return self.calls.capturing(self.stream)
 
     def capture(self, calls: Callable[[], Any]) -> Any:
         """Return an executable graph of what is enqueued; tensors must live as long."""
-        self.cuda.capture(self.stream, mode=2)  # the device learns of tensors meanwhile
+        self.calls.begin_capture(self.stream)
         try:
             calls()
         finally:
-            graph = self.cuda.cuStreamEndCapture(self.stream)
-        return self.cuda.cuGraphInstantiate(graph, 0)
+            graph = self.calls.end_capture(self.stream)
+        return graph
 
     def replay(self, graph: Any) -> None:
         """Launch a graph and wait for it."""
-        self.cuda.cuGraphLaunch(graph, self.stream)
+        self.calls.launch(graph, self.stream)
         self.synchronize()
 
     # ---- symmetric memory
@@ -203,19 +274,19 @@ class _Event:
     """What of torch.cuda.Event is used: whether a stream has come to it."""
 
     def __init__(self, rank: Rank) -> None:
-        self._rank, self._event = rank, rank.cuda.cuEventCreate(2)
+        self._calls, self._event = rank.calls, rank.calls.new_event()
 
     def record(self, stream: Any) -> None:
-        self._rank.cuda.cuEventRecord(self._event, stream.cuda_stream)
+        self._calls.record(self._event, stream.cuda_stream)
 
     def query(self) -> bool:
-        return self._rank.cuda.status("cuEventQuery", self._event) == 0
+        return self._calls.ended(self._event)
 
 
-def dress(rank: int, world: int, folder: Path) -> Rank:
+def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank:
     """Let this process's tensors be those of its GPU; `folder` is for windows, equal on all ranks.
 
-    Ranks meet by gloo, which takes NCCL's place.
+    Ranks meet by gloo, which takes NCCL's place. `ranks`: the class of the rank.
     """
     import torch.distributed._symmetric_memory as symmetric
 
@@ -224,7 +295,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
     from ficco.modules.call_cache import CachedCall
     from ficco.runtime import process_gpu
 
-    here = Rank(rank, folder)
+    here = ranks(rank, folder)
     place = torch.device(_HERE, rank)
     anything: Any = Tensor
     anything.is_cuda, anything.device = property(lambda _: True), property(lambda _: place)
@@ -252,7 +323,7 @@ def dress(rank: int, world: int, folder: Path) -> Rank:
         setattr(gpus, name, value)
     symmetric.empty, symmetric.rendezvous = here.empty, here.rendezvous  # type: ignore[assignment]
     process_gpu.LEAST = LEAST
-    runtime: Any = process_gpu.CudaProcessRuntime
+    runtime: Any = process_gpu.GpuProcessRuntime
     runtime.backend = "gloo"
     process_gpu.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]
     pack.has = lambda *_: True  # NumPy's kernels are there for all sizes

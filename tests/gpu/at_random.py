@@ -11,7 +11,7 @@ import torch.distributed as dist
 from random_calls import random_calls
 
 import ficco
-from ficco.runtime.process_gpu import CudaProcessRuntime
+from ficco.runtime.process_gpu import GpuProcessRuntime
 
 
 class Graphs:
@@ -34,7 +34,7 @@ def at_random(rank: int, world: int, seed: int, calls: int) -> None:
     """Make random calls; many of them must be told addresses alone."""
     ficco.prepare(machine="cuda", timeout_s=30.0)
     own, shortly = random.Random(5000 + rank), [0, 0]
-    again = CudaProcessRuntime.run_prepared
+    again = GpuProcessRuntime.run_prepared
 
     def counted(*args: Any) -> bool:
         made = again(*args)
@@ -46,11 +46,11 @@ def at_random(rank: int, world: int, seed: int, calls: int) -> None:
             torch.cuda._sleep(own.randrange(2_000_000))
         return tensor.cuda()
 
-    CudaProcessRuntime.run_prepared = counted  # type: ignore[method-assign]
+    GpuProcessRuntime.run_prepared = counted  # type: ignore[method-assign]
     try:
         random_calls(rank, world, seed, calls, place, Graphs())
     finally:
-        CudaProcessRuntime.run_prepared = again  # type: ignore[method-assign]
+        GpuProcessRuntime.run_prepared = again  # type: ignore[method-assign]
     assert shortly[True] > calls // 10, f"{shortly[True]} calls were told addresses alone"
     print(f"{calls} steps right, {shortly[True]} calls told addresses alone, {shortly[False]} not")
     ficco.close()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from rank import CUDA, Rank
 
 from ficco.problem import Problem
-from ficco.runtime.process_gpu import CudaProcessRuntime
+from ficco.runtime.process_gpu import GpuProcessRuntime
 from ficco.schedule import Schedule
 
 # Every block takes a multiprocessor whole, by its shared memory, until it is let go.
@@ -117,7 +117,7 @@ def opposite(me: Rank, rounds: int) -> None:
     """Other kernels in the opposite order on another stream: NCCL's, and a second group's."""
     cases = turns(me.world)
     gather = cases[0][0]
-    other = CudaProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
+    other = GpuProcessRuntime(dist.new_group(list(range(me.world))), CUDA, 30.0)
     found = [(p, point, *me.arrays(p, 7)) for p, point in cases]
     for problem, point, arrays, exact in found:
         me.judge(problem, me.execute(problem, point, arrays), exact, point.name)

@@ -16,7 +16,7 @@ from ficco import oracle
 from ficco.lowering import recv_copies
 from ficco.machine import Machine
 from ficco.problem import Output, Problem, chunk_sizes
-from ficco.runtime.process_gpu import CudaProcessRuntime
+from ficco.runtime.process_gpu import GpuProcessRuntime
 from ficco.schedule import Schedule
 
 CUDA = Machine.named("cuda")
@@ -44,7 +44,7 @@ class Rank:
 
     def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
         self.rank, self.world, self.timeout_s = rank, world, timeout_s
-        self.runtime = CudaProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
+        self.runtime = GpuProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
         self._small_bytes = recv_copies.SMALL_BYTES
         if rank % 2:
             recv_copies.SMALL_BYTES = 0  # pieces leave the window as large ones do

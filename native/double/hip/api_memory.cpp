@@ -96,6 +96,23 @@ DOUBLE_API Status hipHostFree(void* memory) {
                     [&](Driver& driver, Lock&) { free_host(driver, Block::Kind::kHost, memory); });
 }
 
+DOUBLE_API Status hipHostRegister(void* address, std::size_t bytes, unsigned) {
+    return hip_call("hipHostRegister", [&](Driver& driver, Lock&) {
+        driver.captures.refuse_unsafe();
+        driver.memory.add_registered(driver.current()->device, address, bytes);
+    });
+}
+
+DOUBLE_API Status hipHostUnregister(void* address) {
+    return hip_call("hipHostUnregister", [&](Driver& driver, Lock&) {
+        const auto block = driver.memory.find(address_of(address));
+        if (!block || block->kind != Block::Kind::kRegistered) {
+            throw Failure{kHostMemoryNotRegistered};
+        }
+        free_host(driver, Block::Kind::kRegistered, address);
+    });
+}
+
 DOUBLE_API Status hipHostGetDevicePointer(void** device, void* host, unsigned flags) {
     return hip_call("hipHostGetDevicePointer", [&](Driver& driver, Lock&) {
         const auto block = driver.memory.find(address_of(host));

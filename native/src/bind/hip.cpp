@@ -7,6 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
+#include <cstring>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -57,6 +59,27 @@ void bind_hip(nb::module_& module) {
         "device"_a, "bytes"_a, "words"_a, WithoutGil());
     module.def("hip_delete_window_memory", &hip::delete_window_memory, "device"_a, "address"_a,
                WithoutGil());
+    module.def(
+        "hip_export_memory",
+        [](int device, GpuAddress address) {
+            const hip::IpcHandle handle = hip::export_memory(device, address);
+            return nb::bytes(reinterpret_cast<const char*>(&handle), sizeof(handle));
+        },
+        "device"_a, "address"_a);
+    module.def(
+        "hip_open_memory",
+        [](int device, const nb::bytes& exported) {
+            hip::IpcHandle handle{};
+            if (exported.size() != sizeof(handle)) {
+                throw std::invalid_argument("a handle of exported memory has " +
+                                            std::to_string(sizeof(handle)) + " bytes");
+            }
+            std::memcpy(&handle, exported.c_str(), sizeof(handle));
+            const nb::gil_scoped_release release;
+            return hip::open_memory(device, handle);
+        },
+        "device"_a, "exported"_a);
+    module.def("hip_close_memory", &hip::close_memory, "device"_a, "address"_a, WithoutGil());
 }
 
 }  // namespace ficco::bind
