@@ -659,8 +659,17 @@ def open_hip(device: int, await_code: bytes = b"", shared_bytes: int = 0) -> Gpu
         shared_bytes: dynamic shared memory of its launches.
     """
 
-def hip_forget_error() -> None:
-    """Clear the thread's last error of HIP, where other libraries would find it."""
+def hip_fill_words(device: int, address: int, value: int, count: int) -> None:
+    """Store a word `count` times in memory of an AMD device, and wait for that."""
+
+def hip_reach(device: int, peer: int) -> None:
+    """Allow an AMD device to access another one's memory; a second call does nothing."""
+
+def hip_capturing(device: int, stream: int) -> bool:
+    """Return whether a stream of an AMD device is being captured into a graph."""
+
+def hip_synchronize(device: int) -> None:
+    """Wait until an AMD device has done all of its work."""
 
 def hip_new_window_memory(device: int, bytes: int, words: bool) -> int:
     """Allocate memory of an AMD device for windows, which is zero; return its address.

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ficco.compute import DeviceCompute
 from ficco.engines import devices
+from ficco.engines.peer_signals import REMEDY, writable_words
 from ficco.engines.peer_signals import allowed_kinds as signal_kinds
-from ficco.engines.peer_signals import writable_words
 from ficco.engines.window_layout import Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.schedule import Schedule
@@ -27,6 +27,7 @@ except ImportError as missing:
     ) from missing
 
 __all__ = [
+    "REMEDY",
     "Device",
     "GpuError",
     "blocked_by",

@@ -10,13 +10,13 @@ from typing import Any
 from ficco import _native
 from ficco.engines import cuda
 from ficco.engines.peer_signals import REMEDY, allowed_kinds, writable_words
-from ficco.engines.peers import Peers, first_result, refused
+from ficco.engines.peers import Peers
 from ficco.errors import EngineError
 from ficco.kernels.probe_code import ProbeCode, cuda_probe_code
 
 __all__ = ["CudaPeers"]
 
-_NO_PEER_ACCESS, _REACHED_ALREADY = 217, 704
+_OUT_OF_MEMORY, _NO_PEER_ACCESS, _REACHED_ALREADY = 2, 217, 704
 
 
 class CudaPeers(Peers):
@@ -55,11 +55,11 @@ class CudaPeers(Peers):
         if int(status) == _NO_PEER_ACCESS:
             raise _no_access([pair])
         if int(status) not in (0, _REACHED_ALREADY):
-            raise refused(f"peer access of device {pair}", "cuCtxEnablePeerAccess", status)
+            raise _refused(f"peer access of device {pair}", "cuCtxEnablePeerAccess", status)
 
     @contextmanager
     def current(self, rank: int) -> Iterator[None]:
-        """See `Peers.current`."""
+        """Make a rank's device current on this thread inside the block."""
         what = f"using device {self.devices[rank]}"
         _call("cuCtxPushCurrent", self._contexts[rank], task=what)
         try:
@@ -154,4 +154,15 @@ def _status(name: str, *arguments: Any) -> tuple[Any, ...]:
 
 def _call(name: str, *arguments: Any, task: str) -> Any:
     """Call a driver function; return its first result, or raise EngineError."""
-    return first_result(_status(name, *arguments), name, task)
+    status, *results = _status(name, *arguments)
+    if int(status) != 0:
+        raise _refused(task, name, status)
+    return results[0] if results else None
+
+
+def _refused(task: str, call: str, status: Any) -> EngineError:
+    """Return the error of a driver call that failed."""
+    remedy = "if the device has failed, start a new process"
+    if int(status) == _OUT_OF_MEMORY:
+        remedy = "free memory of that device, or run a smaller problem"
+    return EngineError(f"{task}: {call} answers {status.name} ({int(status)}); {remedy}")

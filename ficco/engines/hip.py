@@ -19,6 +19,7 @@ from ficco.schedule import Schedule
 from ficco.target import Target, hip_target
 
 __all__ = [
+    "REMEDY",
     "Capabilities",
     "Device",
     "GpuError",
@@ -35,6 +36,10 @@ __all__ = [
 ]
 
 GpuError = _native.GpuError
+REMEDY = (
+    "check peer access with `rocm-smi --showtopoaccess`, or set HIP_VISIBLE_DEVICES to devices "
+    "that XGMI connects"
+)
 device_count = _native.hip_device_count
 library_path = _native.hip_library
 

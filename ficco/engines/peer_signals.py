@@ -137,7 +137,7 @@ class Probe:
 
 
 def first_that_arrives(
-    kinds: Sequence[str], complaints: Callable[[str, int], Sequence[str]], remedy: str = REMEDY
+    kinds: Sequence[str], complaints: Callable[[str, int], Sequence[str]], remedy: str
 ) -> str:
     """Return the first kind of signal that reaches all peers.
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from ficco import _native
 from ficco.errors import EngineError
 from ficco.kernels.probe_code import ProbeCode
 
-__all__ = ["Peers", "first_result", "refused"]
-
-_OUT_OF_MEMORY = 2  # of CUDA and of HIP
+__all__ = ["Peers"]
 
 
 class Peers(ABC):
@@ -65,10 +62,6 @@ class Peers(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the devices; a second call does nothing."""
-
-    @abstractmethod
-    def current(self, rank: int) -> AbstractContextManager[None]:
-        """Make a rank's device current on this thread inside the block."""
 
     @abstractmethod
     def synchronize(self, rank: int) -> None:
@@ -125,28 +118,3 @@ class Peers(ABC):
         Raises:
             EngineError: there are none for it.
         """
-
-
-def first_result(answer: Sequence[Any], call: str, task: str) -> Any:
-    """Return the first result of a driver call, None if it has none.
-
-    Args:
-        answer: the status, then the results.
-        call: name of the function.
-        task: what it was called for.
-
-    Raises:
-        EngineError: the status is not 0.
-    """
-    status, *results = answer
-    if int(status) != 0:
-        raise refused(task, call, status)
-    return results[0] if results else None
-
-
-def refused(task: str, call: str, status: Any) -> EngineError:
-    """Return the error of a driver call that failed."""
-    remedy = "if the device has failed, start a new process"
-    if int(status) == _OUT_OF_MEMORY:
-        remedy = "free memory of that device, or run a smaller problem"
-    return EngineError(f"{task}: {call} answers {status.name} ({int(status)}); {remedy}")

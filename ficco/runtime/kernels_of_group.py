@@ -19,7 +19,8 @@ def kernels_of(runtime: ProcessRuntime) -> GroupKernels:
     for rank, (unpacked, uncompiled, _) in enumerate(facts):
         if unpacked and not compiles:  # one rank has no pack, and one cannot compile
             why = uncompiled or next(reason for _, reason, _ in facts if reason)
-            return GroupKernels(f"rank {rank}: {unpacked}, and {why}", False, ())
+            both = unpacked if why == unpacked else f"{unpacked}, and {why}"
+            return GroupKernels(f"rank {rank}: {both}", False, ())
     gpus = tuple(sorted({tuple(gpu) for *_, gpu in facts}))
     (capability, _), packed = facts[runtime.rank][2], not any(unpacked for unpacked, *_ in facts)
     return GroupKernels("", compiles, gpus, capability, packed)

@@ -478,7 +478,7 @@ class GpuProcessRuntime(ProcessRuntime):
             torch.cuda.synchronize(self.device)  # the probe writes nothing after this
             return self.gathered(missing)
 
-        kind = first_that_arrives(kinds, complaints)
+        kind = first_that_arrives(kinds, complaints, self._vendor.REMEDY)
         _log.info("rank %d raises words at peers by kind %r", self.rank, kind)
         self.no_overlap = trusted_gpus(self, [number for *_, number in facts], kind)
         return [self._vendor.writable_words(kind, addresses, rank) for rank in range(self.world)]

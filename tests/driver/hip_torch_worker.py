@@ -8,6 +8,7 @@ The checks are those of torch_worker.py, by the schedules that the engine for AM
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from torch_on_hip_double import HipRank
@@ -30,10 +31,13 @@ def served_names(op: str | None = None) -> tuple[str, ...]:
 
 Schedule.names = staticmethod(served_names)  # type: ignore[method-assign,assignment]
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
+
+import random_calls  # noqa: E402
 import torch  # noqa: E402
+import torch_failures  # noqa: E402
 import torch_worker  # noqa: E402
-import values_worker  # noqa: E402
-from torch_failures import failures  # noqa: E402
+from torch_worker import gradient_worker, values_worker  # noqa: E402
 from values_worker import draw, refused  # noqa: E402
 
 import ficco  # noqa: E402
@@ -52,6 +56,23 @@ def functions(here: Any, world: int) -> None:
         said = "does not run on AMD devices"
         refused(lambda: ficco.all_gather_matmul(x, w, schedule="gated_1d"), said)
         ficco.reset()
+
+
+def gradients(here: Any, world: int) -> None:
+    """The gradients of every function."""
+    for check in (
+        gradient_worker.gathering, gradient_worker.shapes, gradient_worker.exchanging,
+        gradient_worker.pooling, gradient_worker.narrow, gradient_worker.changed_in_place,
+    ):  # fmt: skip
+        check(here.rank, world)
+    gradient_worker.columns(here.rank, world, ("auto", "ring_1d"))
+
+
+def at_random(here: Any, world: int) -> None:
+    """Random calls, in every layout, between replays, resets and larger windows."""
+    seed = torch_worker.RANDOM_SEED + world
+    calls = torch_worker.RANDOM_CALLS
+    random_calls.random_calls(here.rank, world, seed, calls, lambda t: t, here)
 
 
 def serial_without_trust(here: Any, world: int) -> None:
@@ -78,14 +99,27 @@ def refused_devices(here: Any, world: int) -> None:
     want = torch.cat([draw(r, 6, 5) for r in range(world)]).double() @ w.double()
     values_worker.close(y, want, "plain")
     reason = ficco.fallback_reason()
-    assert reason is not None and "did not arrive" in reason, reason
+    assert reason is not None and "did not arrive" in reason and "XGMI" in reason, reason
 
+
+torch_worker.CAPTURED[:] = ["hetero_unfused_1d", "shard_p2p", "ring_1d", "uniform_fused_2d"]
+random_calls.IN_GRAPHS[:] = ["hetero_unfused_1d"]
+for named in random_calls.SCHEDULES:
+    random_calls.SCHEDULES[named] = (
+        "hetero_unfused_1d", "hetero_fused_1d", "shard_p2p", "uniform_fused_2d", "serial", "auto"
+    )  # fmt: skip
+torch_failures.ABSENT_FROM[:] = ["hetero_unfused_1d", "ring_1d"]
+torch_failures.REFUSED = (
+    ["hipMemcpyAsync", "hipModuleLaunchKernel", "hipStreamIsCapturing"],
+    "hetero_unfused_1d",
+    0,
+)
 
 CHECKS = {
     each.__name__: each
     for each in (
-        functions, serial_without_trust, refused_devices, failures, torch_worker.gradients,
-        torch_worker.captures,
+        functions, gradients, serial_without_trust, refused_devices, torch_worker.captures,
+        torch_failures.failures, torch_failures.refused_by_driver, at_random,
     )
 }  # fmt: skip
 

@@ -6,7 +6,6 @@ are the double's own, in place of the kernel, whose code is read in tests/kernel
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from double_control import environment
 from hip_control import run
 
 WORKER = str(Path(__file__).with_name("hip_engine_worker.py"))
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("hip") is None, reason="hip-python is not installed"
-)
 
 
 def on_double(folder: Path, scenario: str, double: dict[str, Any], **words: Any) -> str:

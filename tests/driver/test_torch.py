@@ -102,6 +102,7 @@ def test_captures_and_failures(double_folder: Path, tmp_path: Path) -> None:
         "nothing_to_multiply",
         "diverging",
         "failures",
+        "refused_by_driver",
         "one_sided",
         "slow_to_load",
     )

@@ -19,6 +19,15 @@ _LONG_S = 60.0  # no test waits as long
 _ABSENT_S = 20.0
 
 
+ABSENT_FROM = ["hetero_unfused_1d", "gated_1d", "one_shot_sm"]  # schedules of `failures`
+# Functions that fail, the schedule of the calls, and how many of four look at addresses alone.
+REFUSED: tuple[list[str], str, int] = (
+    ["cuLaunchKernel", "cuStreamBatchMemOp", "cuStreamIsCapturing", "cuMemcpyAsync"],
+    "gated_1d",
+    2,
+)
+
+
 def reduced(rank: int, schedule: str) -> Tensor:
     return ficco.matmul_all_reduce(draw(rank, 5, 2), draw(rank, 2, 7), schedule=schedule)
 
@@ -78,7 +87,7 @@ def failures(here: Rank, world: int) -> None:
     """A rank that does not come is named, results are NaN, and all goes on after a reset."""
     rank = here.rank
     ficco.prepare(machine="cuda", timeout_s=1.0)
-    for schedule in ("hetero_unfused_1d", "gated_1d", "one_shot_sm"):
+    for schedule in ABSENT_FROM:
         want = reduced(rank, "serial")
         for _ in range(4):
             close(reduced(rank, schedule), want.double(), schedule)
@@ -101,23 +110,28 @@ def failures(here: Rank, world: int) -> None:
         ficco.reset()
         here.waits = True
         close(reduced(rank, schedule), want.double(), f"{schedule} after a reset")
-    # The driver refuses something of a call of which nothing but addresses is looked at.
-    calls = ("cuLaunchKernel", "cuStreamBatchMemOp", "cuStreamIsCapturing", "cuMemcpyAsync")
-    for function in calls:
+
+
+def refused_by_driver(here: Rank, world: int) -> None:
+    """The driver refuses something of a call, of which nothing but addresses is looked at."""
+    rank = here.rank
+    ficco.prepare(machine="cuda", timeout_s=1.0)
+    want, (functions, schedule, shortly_made) = reduced(rank, "serial"), REFUSED
+    for function in functions:
         with Shortly() as shortly:
             for _ in range(4):
-                close(reduced(rank, "gated_1d"), want.double(), "before")
-        assert shortly.made >= 2
+                close(reduced(rank, schedule), want.double(), "before")
+        assert shortly.made >= shortly_made
         here.waits = False
         if rank == 0:
             control.fail_call(function, 999)
-            _fails(lambda: reduced(rank, "gated_1d"), f"{function} answers")
+            _fails(lambda: reduced(rank, schedule), f"{function} answers")
         else:
-            _fails(lambda: (reduced(rank, "gated_1d"), ficco.synchronize()), "rank 0")
-        _fails(lambda: reduced(rank, "gated_1d"), "reset")
+            _fails(lambda: (reduced(rank, schedule), ficco.synchronize()), "rank 0")
+        _fails(lambda: reduced(rank, schedule), "reset")
         ficco.reset()
         here.waits = True
-        close(reduced(rank, "gated_1d"), want.double(), f"after {function} and a reset")
+        close(reduced(rank, schedule), want.double(), f"after {function} and a reset")
 
 
 def slow_to_load(here: Rank, world: int) -> None:

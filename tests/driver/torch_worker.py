@@ -29,7 +29,14 @@ import gradient_worker  # noqa: E402
 import values_worker  # noqa: E402
 from loaded_for_captures import made_ready, nothing_to_multiply, plain_made_ready  # noqa: E402
 from random_calls import random_calls  # noqa: E402
-from torch_failures import diverging, failures, one_sided, reduced, slow_to_load  # noqa: E402
+from torch_failures import (  # noqa: E402
+    diverging,
+    failures,
+    one_sided,
+    reduced,
+    refused_by_driver,
+    slow_to_load,
+)
 from torch_layouts import lying_otherwise  # noqa: E402
 from values_worker import close, draw, refused  # noqa: E402
 
@@ -367,12 +374,15 @@ def _one_weight_again(rank: int, world: int) -> None:
         operators.run = run
 
 
+CAPTURED = ["hetero_unfused_1d", "gated_1d", "auto", "one_shot_sm"]
+
+
 def captures(here: Rank, world: int) -> None:
     """What was captured is right with new inputs, beside calls and while windows grow."""
     rank = here.rank
     refused(lambda: here.capture(lambda: reduced(rank, "auto")), "cannot be captured")
     ficco.prepare(machine="cuda", timeout_s=TIMEOUT_S)
-    for schedule in ("hetero_unfused_1d", "gated_1d", "auto", "one_shot_sm"):
+    for schedule in CAPTURED:
         x, w = torch.zeros(6, 3), draw(80 + rank, 3, 4)
 
         def call() -> Tensor:
@@ -394,7 +404,7 @@ def captures(here: Rank, world: int) -> None:
                 close(y, want, f"replay {turn} of {schedule}")
                 y.fill_(torch.nan)
             close(call(), want, f"a call beside replay {turn} of {schedule}")
-            if turn == 2 and schedule == "gated_1d":  # what a graph holds stays
+            if turn == 2 and schedule == CAPTURED[1]:  # what a graph holds stays
                 refused(lambda: here.capture(lambda: _larger(world)), "windows cannot grow")
                 y = _larger(world)
                 close(y, torch.full(y.shape, 5.0 * world).double(), "larger windows")
@@ -436,8 +446,8 @@ def without_signals(here: Rank, world: int) -> None:
 
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, plain_made_ready,
-    nothing_to_multiply, diverging, failures, one_sided, slow_to_load, at_random, left_open,
-    without_signals, lying_otherwise,
+    nothing_to_multiply, diverging, failures, refused_by_driver, one_sided, slow_to_load,
+    at_random, left_open, without_signals, lying_otherwise,
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ SCHEDULES = {
     "to_all": ("gated_1d", "shard_p2p", "serial", "auto"),
     "all_to": ("gated_1d", "hetero_fused_1d", "serial", "auto"),
 }
+IN_GRAPHS = ["gated_1d"]  # in place of what torch.distributed may run
 WAYS = ("plain", "plain", "plain", "turned", "apart", "odd", "every second", "negated")
 MOST_GRAPHS, MOST_BYTES = 3, 64 << 20  # larger windows are not made larger still
 
@@ -259,7 +260,7 @@ class _Player:
         """Capture two calls; what torch alone does, copies and collectives, may not be, here."""
         if case.op == "reduce" and len(case.sizes[0]) > 2:
             return  # pairs may be put side by side
-        schedule = "gated_1d" if schedule in ("serial", "auto") else schedule
+        schedule = IN_GRAPHS[0] if schedule in ("serial", "auto") else schedule
         mine = [self.place(t.contiguous()) for t in drawn[self.rank]]
         made: list[list[Tensor]] = []
         with torch.no_grad():

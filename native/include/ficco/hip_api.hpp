@@ -30,6 +30,7 @@ inline constexpr Status kSuccess = 0;
 inline constexpr Status kInvalidValue = 1;
 inline constexpr Status kNoDevice = 100;
 inline constexpr Status kNotReady = 600;
+inline constexpr Status kReachedAlready = 704;
 
 inline constexpr int kThreadsOfUnit = 57;  // attributes of devices
 inline constexpr int kWallClockRate = 10017;
@@ -92,6 +93,8 @@ struct Table {
     Status (*hipGetDevicePropertiesR0600)(Properties*, int);
     Status (*hipDeviceGetAttribute)(int*, int, int);
     Status (*hipDeviceCanAccessPeer)(int*, int, int);
+    Status (*hipDeviceEnablePeerAccess)(int, unsigned);
+    Status (*hipDeviceSynchronize)();
     Status (*hipDeviceGetStreamPriorityRange)(int*, int*);
     Status (*hipExtMallocWithFlags)(void**, std::size_t, unsigned);
     Status (*hipFree)(void*);
@@ -150,6 +153,8 @@ inline constexpr std::tuple kFunctions{
     Entry{"hipGetDevicePropertiesR0600", &Table::hipGetDevicePropertiesR0600},
     Entry{"hipDeviceGetAttribute", &Table::hipDeviceGetAttribute},
     Entry{"hipDeviceCanAccessPeer", &Table::hipDeviceCanAccessPeer},
+    Entry{"hipDeviceEnablePeerAccess", &Table::hipDeviceEnablePeerAccess},
+    Entry{"hipDeviceSynchronize", &Table::hipDeviceSynchronize},
     Entry{"hipDeviceGetStreamPriorityRange", &Table::hipDeviceGetStreamPriorityRange},
     Entry{"hipExtMallocWithFlags", &Table::hipExtMallocWithFlags},
     Entry{"hipFree", &Table::hipFree},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "ficco/gpu.hpp"
 #include "ficco/hip_api.hpp"
@@ -16,6 +17,12 @@ enum class WindowPart { data, words };
 // change the thread's current device.
 GpuAddress new_window_memory(int device, std::size_t bytes, WindowPart part);
 void delete_window_memory(int device, GpuAddress address);
+// Stores a word `count` times, and waits for that.
+void fill_words(int device, GpuAddress address, std::uint32_t value, std::size_t count);
+// Allows a device to access another one's memory; a second call does nothing.
+void reach(int device, int peer);
+// Waits until a device has done all of its work.
+void synchronize(int device);
 
 // A handle by which another process of the host opens the memory; none opens its own.
 IpcHandle export_memory(int device, GpuAddress address);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "ficco/hip_device.hpp"
 #include "ficco/hip_memory.hpp"
 
 namespace ficco::bind {
@@ -39,7 +40,20 @@ HipTuple hip_tuple(int device) {
 void bind_hip(nb::module_& module) {
     module.def("hip_driver_version", [] { return hip::library().version; });
     module.def("hip_library", [] { return hip::library().path; });
-    module.def("hip_forget_error", [] { hip::library().table.hipGetLastError(); });
+    module.def("hip_fill_words", &hip::fill_words, "device"_a, "address"_a, "value"_a, "count"_a,
+               WithoutGil());
+    module.def("hip_reach", &hip::reach, "device"_a, "peer"_a, WithoutGil());
+    module.def(
+        "hip_capturing",
+        [](int device, std::uintptr_t stream) {
+            const hip::CurrentDevice current(device);
+            int state = 0;
+            const auto handle = static_cast<hip::Stream>(stream_at(stream));
+            hip::call<&hip::Table::hipStreamIsCapturing>(handle, &state);
+            return state != 0;
+        },
+        "device"_a, "stream"_a, WithoutGil());
+    module.def("hip_synchronize", &hip::synchronize, "device"_a, WithoutGil());
     module.def("hip_device_count", &hip::device_count);
     module.def("hip_capabilities", &hip_tuple, "device"_a);
     module.def(

@@ -1,6 +1,9 @@
 // Memory for windows: allocated, cleared, exported, and opened.
 #include "ficco/hip_memory.hpp"
 
+#include <algorithm>
+#include <vector>
+
 #include "ficco/hip.hpp"
 #include "ficco/hip_device.hpp"
 
@@ -40,6 +43,33 @@ void delete_window_memory(int device, GpuAddress address) {
     const CurrentDevice current(device);
     const Uncaptured uncaptured;
     call<&Table::hipFree>(pointer(address));
+}
+
+void fill_words(int device, GpuAddress address, std::uint32_t value, std::size_t count) {
+    constexpr std::size_t kAtOnce = std::size_t{1} << 18;
+    const CurrentDevice current(device);
+    const Uncaptured uncaptured;
+    const std::vector<std::uint32_t> words(std::min(count, kAtOnce), value);
+    const OwnStream own;
+    for (std::size_t begin = 0; begin < count; begin += kAtOnce) {
+        const std::size_t bytes = sizeof(value) * std::min(kAtOnce, count - begin);
+        call<&Table::hipMemcpyAsync>(pointer(address + sizeof(value) * begin),
+                                     static_cast<const void*>(words.data()), bytes, kCopyToDevice,
+                                     own.stream);
+        await(own.stream);
+    }
+}
+
+void reach(int device, int peer) {
+    const CurrentDevice current(device);
+    const Status status = library().table.hipDeviceEnablePeerAccess(peer, 0);
+    if (status == kReachedAlready) return forget(status);
+    check(status, name_of<&Table::hipDeviceEnablePeerAccess>());
+}
+
+void synchronize(int device) {
+    const CurrentDevice current(device);
+    call<&Table::hipDeviceSynchronize>();
 }
 
 IpcHandle export_memory(int device, GpuAddress address) {

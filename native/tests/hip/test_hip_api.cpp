@@ -59,6 +59,8 @@ FICCO_PROVE(hipSetDevice)
 FICCO_PROVE(hipGetDevicePropertiesR0600)
 FICCO_PROVE(hipDeviceGetAttribute)
 FICCO_PROVE(hipDeviceCanAccessPeer)
+FICCO_PROVE(hipDeviceEnablePeerAccess)
+FICCO_PROVE(hipDeviceSynchronize)
 FICCO_PROVE(hipDeviceGetStreamPriorityRange)
 FICCO_PROVE(hipExtMallocWithFlags)
 FICCO_PROVE(hipFree)
@@ -102,6 +104,7 @@ static_assert(sizeof(own::Table) ==
 static_assert(own::kSuccess == hipSuccess);
 static_assert(own::kNoDevice == hipErrorNoDevice);
 static_assert(own::kNotReady == hipErrorNotReady);
+static_assert(own::kReachedAlready == hipErrorPeerAccessAlreadyEnabled);
 static_assert(own::kStreamNonBlocking == hipStreamNonBlocking);
 static_assert(own::kEventDisableTiming == hipEventDisableTiming);
 static_assert(own::kHostPortable == hipHostMallocPortable);

@@ -12,9 +12,9 @@ namespace {
 constexpr std::array<std::string_view, 5> kForgotten{
     "hipStreamDestroy", "hipEventDestroy", "hipHostFree", "hipGraphDestroy", "hipGraphExecDestroy"};
 // Not part of the calls below: what tells of errors and versions, and what another process calls.
-constexpr std::array<std::string_view, 6> kElsewhere{"hipGetErrorName",     "hipGetErrorString",
-                                                     "hipGetLastError",     "hipDriverGetVersion",
-                                                     "hipIpcOpenMemHandle", "hipIpcCloseMemHandle"};
+constexpr std::array<std::string_view, 7> kElsewhere{
+    "hipGetErrorName",     "hipGetErrorString",    "hipGetLastError",     "hipDriverGetVersion",
+    "hipIpcOpenMemHandle", "hipIpcCloseMemHandle", "hipDeviceSynchronize"};
 constexpr std::array kStatuses{1, 2, 600, 700, 719, 999};
 
 void do_nothing(void**, const unsigned*) {}
@@ -24,6 +24,7 @@ void call_everything(const std::string& code, GpuKernel kernel) {
     static std::uint32_t value = 0x10000000;
     call<&Table::hipSetDevice>(0);
     capabilities(1);
+    reach(1, 0);  // as before
     const auto gpu = open_gpu(1, await_code());
     const GpuAddress memory = new_window_memory(1, 64, WindowPart::data);
     export_memory(1, memory);
@@ -90,6 +91,14 @@ void fail_function(const char* function, const std::string& code, GpuKernel kern
         CHECK_EQ(symbol<int()>("hipPeekAtLastError")(), 0);
         call_everything(code, kernel);  // as if nothing had been
     }
+}
+
+TEST(hip_failures_of_a_synchronization_are_told) {
+    synchronize(1);
+    fail_call("hipDeviceSynchronize", 719);
+    CHECK_THROWS(GpuError, "hipDeviceSynchronize answers", synchronize(1));
+    CHECK_EQ(symbol<int()>("hipPeekAtLastError")(), 0);
+    synchronize(1);
 }
 
 TEST(hip_failures_of_calls_are_told) {
