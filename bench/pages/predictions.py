@@ -64,7 +64,7 @@ def _simulated(document: Document) -> list[str]:
         "## Simulated: 16 scenarios of the FiCCO paper on 8 MI300X", "",
         "**Nothing in this section ran on hardware.** The profile "
         f"`{document['machine']}` consists of published figures, and "
-        " ficco has no engine for AMD GPUs. The operator is all-gather + "
+        "ficco has never run on AMD GPUs. The operator is all-gather + "
         f"matmul in bfloat16, captured, with grain {document['grain']}. "
         "`ficco sweep paper_mi300x --out DIR` simulates the same shapes with all grains. The "
         "assumptions:", "",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["amd_findings"]
 
-_SERVES = "AMD GPUs: this version of ficco does not run on them yet"
-_DEVICE = "AMD GPUs: a rank, in a later version"
+_SERVES = "AMD GPUs, on which ficco has never run; please report what this command says"
+_DEVICE = "a rank"
 
 
 def amd_findings(

@@ -67,7 +67,7 @@ struct alignas(sizeof(Element) * kCount) Pack { Element at[kCount]; };
 
 
 class CupyCompute:
-    """See `ficco.compute.DeviceCompute` and `ficco.runtime.local_gpu.NodeCompute`.
+    """See `ficco.compute.DeviceCompute` and `ficco.runtime.node_compute.NodeCompute`.
 
     It is also an array library for `ficco.operators`. Handles are CuPy arrays.
     """

@@ -12,10 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from ficco.compute import DeviceCompute
 from ficco.engines import cuda, devices, gpu
 from ficco.engines.peer_windows import Group, PeerWindows, new_group
 from ficco.engines.peers import Peers
@@ -30,10 +28,11 @@ from ficco.plan import Plan, WindowBytes, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
+from ficco.runtime.node_compute import NodeCompute
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
-__all__ = ["GpuLocalRuntime", "NodeCompute"]
+__all__ = ["GpuLocalRuntime"]
 
 _IDLE_WITHIN_S = 10.0  # for a device, after the group has failed and its waits are released
 _POLL_S = 0.05
@@ -51,31 +50,6 @@ class _Bound(NamedTuple):
 
     ranks: list[gpu.BoundProgram]
     loaded: set[tuple[Hashable, ...]]
-
-
-class NodeCompute(DeviceCompute, Protocol):
-    """A library that enqueues on all devices of a process.
-
-    `empty` never reuses memory that it returned to a call captured into a graph.
-
-    Attributes:
-        captures: whether its calls can be captured into graphs.
-    """
-
-    captures: bool
-
-    def current(self, device: int) -> Any:
-        """Return this thread's current stream on a device, as an object of the library.
-
-        Raises:
-            InputError: other threads cannot use the stream.
-        """
-
-    def on(self, device: int, stream: Any) -> AbstractContextManager[None]:
-        """Make a device and its stream current on this thread inside the context."""
-
-    def layout(self, handle: Any) -> Hashable:
-        """Return what the library's choice of kernels for a matrix depends on."""
 
 
 class _Place(NamedTuple):
