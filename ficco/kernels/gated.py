@@ -36,6 +36,7 @@ __all__ = [
     "Launch",
     "Matrices",
     "Table",
+    "arguments_of",
     "gated_matmul",
     "launch_of",
     "prepare",
@@ -126,7 +127,7 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
         InputError: the table was not prepared for such matrices.
     """
     tile, kernel = table.tile, _KERNELS[_kernel(table)]
-    values = _arguments(table, matrices, gate)
+    values = arguments_of(table, matrices, gate)
     arguments = {name: values[name] for name, *_ in kernel.parameters}
     launch = Launch(
         kernel, arguments, (table.programs,), tile.warps, tile.stages,
@@ -154,7 +155,7 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
     loading.warm(launch, dict.fromkeys(counts, 0))
 
 
-def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
+def arguments_of(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
     """Return the kernel's arguments by name. Strides of matrices with descriptors are 0."""
     tile = table.tile
     b, bias, c = matrices.b, matrices.bias, matrices.c
