@@ -145,9 +145,8 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
     if release is not None and (further or not order):
         raise InputError("only a launch whose parts wait for the window can release it")
     # Split tiles have one source and are not summed.
-    apart = len(own) if window else 0
-    if not split or any(part.terms for part in order):
-        apart = None
+    split = split and not any(part.terms for part in order)
+    apart = None if not split else len(own) if window else 0
     rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
     aligned = k * item % _ALIGN == 0
     if tile is None:

@@ -8,6 +8,7 @@ Triton's own launch, `function[grid](...)`, which compiles the kernel. `why_not_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ficco.errors import EngineError
@@ -91,15 +92,21 @@ def compile_ahead(
 
 
 def compile_for_amd(
-    function: Any, signature: Mapping[str, Any], arch: str, wavefront: int, warps: int
+    function: Any,
+    signature: Mapping[str, Any],
+    arch: str,
+    wavefront: int,
+    options: Mapping[str, int],
+    constants: Mapping[str, Any] = MappingProxyType({}),
+    attributes: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
 ) -> Any:
     """Compile a function for an AMD GPU; `code_object_of` and `facts_of` read the result.
 
     Check `why_not_ahead` first.
     """
-    source = AheadSource(function, dict(signature), {})
+    source = AheadSource(function, dict(signature), dict(constants), dict(attributes))
     target = Target("hip", arch, wavefront)
-    return compile_source(source, target=target, options={"num_warps": warps})
+    return compile_source(source, target=target, options=dict(options))
 
 
 def code_object_of(kernel: Any) -> tuple[bytes, str]:
