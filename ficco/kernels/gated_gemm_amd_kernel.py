@@ -26,11 +26,7 @@ def _now(
     ON_GPU: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
 ):
     """Return the clock's time, or 0 in the interpreter, which has no clock."""
-    if ON_GPU:
-        now = ticks()
-    else:
-        now = tl.full((), 0, tl.int64)
-    return now
+    return ticks() if ON_GPU else tl.full((), 0, tl.int64)
 
 
 @triton.jit
@@ -62,8 +58,8 @@ def _await(
         late = (came == 0) & (_now(ON_GPU) - begin > limit)
         tl.atomic_max(status, number, mask=late, sem="relaxed", scope="sys")
         stopped |= tl.atomic_or(status, 0, sem="relaxed", scope="sys")
-    # The acquire empties caches that other programs use, so it comes only now. Its result is used:
-    # otherwise other threads would not wait for it.
+    # It acquires only now, since that empties caches that other programs use. The result is used:
+    # otherwise the other threads would not wait for the one that acquires.
     if came != 0:
         came = (tl.atomic_or(word, 0, sem="acquire", scope="sys") == value).to(tl.int32)
     if came == 0:

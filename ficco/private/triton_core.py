@@ -121,6 +121,18 @@ def code_object_of(kernel: Any) -> tuple[bytes, str]:
     return assemblies["hsaco"], assemblies["amdgcn"]
 
 
+def shared_bytes_of(kernel: Any) -> int:
+    """Return the dynamic shared memory of a kernel that was compiled for an AMD GPU.
+
+    Raises:
+        EngineError: Triton does not tell it.
+    """
+    metadata: Any = getattr(kernel, "metadata", None)
+    if not hasattr(metadata, "shared"):
+        raise EngineError("the installed Triton does not have shared in a kernel's metadata")
+    return int(metadata.shared)
+
+
 def facts_of(kernel: Any) -> Facts:
     """Return the facts about a compiled kernel.
 
