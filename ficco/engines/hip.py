@@ -15,6 +15,7 @@ from ficco.engines import devices
 from ficco.engines.window_layout import Window
 from ficco.errors import ScheduleError
 from ficco.kernels.amd_code import AWAIT_ENTRY, SHARED_BYTES, code_of
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import Target, hip_target
 
@@ -132,19 +133,24 @@ def blocked_by() -> str:
     return ""
 
 
-def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
+def check_runs(problem: Problem, schedule: Schedule, compute: DeviceCompute) -> None:
     """Check that a schedule can run on every rank.
 
-    Only the schedule is read, so that all ranks refuse it alike, whatever their own plans need.
+    Only operator and schedule are read, so that all ranks refuse it alike, whatever their own plans
+    need.
 
     Raises:
         ScheduleError: the schedule cannot run; the message names one that can.
     """
+    chunks = f"arrays of {compute.name} have no kernel that waits for chunks"
+    if not problem.flow.gathers:
+        chunks = "there is a kernel that waits for chunks of inputs, and none for chunks of results"
     for axis, value, why, nearest in (
         ("transport", "sm", "there is no kernel that stores at peers", "dma"),
-        ("compute", "gated", "there is no kernel that waits for chunks", "per_chunk"),
+        ("compute", "gated", chunks, "per_chunk"),
     ):
-        if getattr(schedule, axis) == value:
+        runs = value == "gated" and problem.flow.gathers and compute.kernels is not None
+        if getattr(schedule, axis) == value and not runs:
             raise ScheduleError(
                 f"{axis}={value!r} does not run on AMD devices: {why}; the nearest that works is "
                 f"{axis}={nearest!r}"
@@ -153,4 +159,4 @@ def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
 
 def target_of(device: Device, window: Window, compute: DeviceCompute) -> Target:
     """Return the target that programs for a device, its windows and a library are compiled for."""
-    return hip_target()
+    return hip_target(gathers=compute.kernels is not None)

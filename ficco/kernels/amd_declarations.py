@@ -22,7 +22,7 @@ GATED = Kernel(
     (
         *_known("*", "own window b bias c"),
         *_known("*i32", "places"),
-        *_unknown("*i32", "words stop status"),
+        *_unknown("*i32", "words stop status missed"),
         *_unknown("i32", "value own_tiles tiles"),
         *_known("i32", "k"),
         *_known("i64", "own_stride window_stride b_deep_stride b_col_stride"),

@@ -87,6 +87,8 @@ class Gate(NamedTuple):
         signals: the words that parts raise, to 1; None: the same as `words`. A part that gave up
             also raises its word, after its NaN.
         copy: the window copy of the words, if the launch releases the window.
+        missed: on AMD's devices, one word, also of the host. It becomes 1 + the largest index of a
+            word that did not come; a launch never lowers it.
     """
 
     words: Any
@@ -96,6 +98,7 @@ class Gate(NamedTuple):
     value: int = 1
     signals: Any = None
     copy: int = 0
+    missed: Any = None
 
 
 def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:

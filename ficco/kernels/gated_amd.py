@@ -4,7 +4,7 @@ What a launch computes, its tables and its errors are those of `gated`. Parts on
 split, summed or pushed. A launch does not release the window.
 
     table = prepare(parts, n, k, dtype, device)          # once per plan
-    launch = launch_of(table, matrices, gate, clock_khz)
+    launch = launch_of(table, matrices, gate, ticks_a_second)
 
 Nothing here was measured: the tiles are such that a compute unit has registers and memory for the
 programs of `Tile.per_sm`, which a test reads from the compiled kernels.
@@ -28,7 +28,7 @@ from ficco.tiling import Tile
 __all__ = ["launch_of", "prepare", "tile_of"]
 
 _ROWS, _COLS, _GROUP = 128, 128, 8
-_NS_A_MS = 1_000_000
+_NS_A_S = 10**9
 
 
 def tile_of(element_bytes: int, turned: int, aligned: bool) -> Tile:
@@ -71,10 +71,10 @@ def prepare(
     return table._replace(bulk=False)
 
 
-def launch_of(table: Table, matrices: Matrices, gate: Gate, clock_khz: int) -> Launch:
+def launch_of(table: Table, matrices: Matrices, gate: Gate, ticks_a_second: int) -> Launch:
     """Return the launch of a product; the table must have tiles.
 
-    clock_khz: rate of the device's constant clock.
+    ticks_a_second: rate of the device's constant clock.
 
     Raises:
         InputError: the table was not prepared for such matrices.
@@ -82,7 +82,8 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate, clock_khz: int) -> L
     values = gated.arguments_of(table, matrices, gate)
     if dtype_name(matrices.c) != table.dtype:
         raise InputError(f"c holds {matrices.c.dtype}; the table was prepared for {table.dtype}")
-    values |= {"tiles": table.tiles, "limit": gate.timeout_ns * clock_khz // _NS_A_MS}
+    limit = gate.timeout_ns * ticks_a_second // _NS_A_S
+    values |= {"tiles": table.tiles, "limit": limit, "missed": gate.missed}
     even = _launch(table, values, True)
     if even.arguments["COL_STEP"] > 1 and values["B_TURNED"] != 2 and is_aligned(even):
         return even

@@ -30,12 +30,14 @@ def _now(
 
 
 @triton.jit
-def _await(
+def _await(  # noqa: PLR0913 - a wait has as many facts
     word,
     value,
     stop,
     limit,
     status,
+    part,
+    missed,
     number,
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
@@ -43,7 +45,8 @@ def _await(
 
     It gives up when the word `stop` is not 0, when another wait has given up, or after `limit`
     ticks, but it reads the word at least once. Then the word `status` becomes the maximum of itself
-    and `number`. One thread executes the atomic operations, and all get its results.
+    and `part`, and the word `missed` that of itself and `number`. One thread executes the atomic
+    operations, and all get its results.
     """
     begin = _now(ON_GPU)
     came = tl.full((), 0, tl.int32)
@@ -56,19 +59,20 @@ def _await(
         came = (tl.atomic_or(word, 0, sem="relaxed", scope="sys") == value).to(tl.int32)
         # Threads read different times. The one that executes this decides, and all see the status.
         late = (came == 0) & (_now(ON_GPU) - begin > limit)
-        tl.atomic_max(status, number, mask=late, sem="relaxed", scope="sys")
+        tl.atomic_max(status, part, mask=late, sem="relaxed", scope="sys")
         stopped |= tl.atomic_or(status, 0, sem="relaxed", scope="sys")
     # It acquires only now, since that empties caches that other programs use. The result is used:
     # otherwise the other threads would not wait for the one that acquires.
     if came != 0:
         came = (tl.atomic_or(word, 0, sem="acquire", scope="sys") == value).to(tl.int32)
     if came == 0:
-        tl.atomic_max(status, number, sem="relaxed", scope="sys")
+        tl.atomic_max(status, part, sem="relaxed", scope="sys")
+        tl.atomic_max(missed, number, sem="relaxed", scope="sys")
     return came
 
 
 @triton.jit(do_not_specialize=GATED.unknown)
-def ficco_gated_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
+def ficco_gated_gemm(  # noqa: PLR0913
     own,
     window,
     b,
@@ -78,6 +82,7 @@ def ficco_gated_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     words,
     stop,
     status,
+    missed,
     value: tl.int32,
     own_tiles: tl.int32,
     tiles: tl.int32,
@@ -98,6 +103,7 @@ def ficco_gated_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
 ):
     """Store every part's rows of a.b (+ bias) in c. Arguments that are not here: see `gated_gemm`.
 
+    missed: pointer to int32; the word becomes 1 + the largest index of a word that did not come.
     tiles: number of tiles; limit: of a program's wait, in ticks of the constant clock.
     """
     steps = tl.cdiv(k, DEEP)
@@ -111,7 +117,9 @@ def ficco_gated_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
             came = tl.full((), 1, tl.int32)
             word = tl.load(place + AWAITED)
             if word >= 0:
-                came = _await(words + word, value, stop, limit, status, part + 1, ON_GPU)
+                came = _await(
+                    words + word, value, stop, limit, status, part + 1, missed, word + 1, ON_GPU
+                )
         a = tl.where(tile < own_tiles, own, window)
         a_stride = tl.where(tile < own_tiles, own_stride, window_stride)
         total = multiplied(

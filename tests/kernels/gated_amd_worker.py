@@ -27,6 +27,7 @@ from gated_worker import (
     Pad,
     refused,
     shapes,
+    words,
 )  # fmt: skip
 from interpreting import make_ready
 
@@ -36,7 +37,7 @@ from ficco.kernels.variants import Launch
 from ficco.tables import Arrived
 from ficco.tiling import Tile
 
-CLOCK_KHZ = 100_000
+TICKS_A_SECOND = 10**8
 LONG_NS = 3600 * 10**9
 
 
@@ -48,14 +49,14 @@ class AmdCase(Case):
         layout: str = "deep", bias: bool = False, tile: Tile | None = SMALL,
     ) -> None:  # fmt: skip
         super().__init__(parts, n, k, dtype, pad, layout, bias)
+        self.missed = words(0)
         self.table = gated_amd.prepare(parts, n, k, dtype, CPU, tile)
 
     def run(self, value: int = 1, timeout_ns: int = LONG_NS) -> Launch:
         """Run the launch and return it."""
         table, matrices, gate = self.arguments(value)
-        launch = gated_amd.launch_of(
-            table, matrices, gate._replace(timeout_ns=timeout_ns), CLOCK_KHZ
-        )
+        gate = gate._replace(timeout_ns=timeout_ns, missed=self.missed)
+        launch = gated_amd.launch_of(table, matrices, gate, TICKS_A_SECOND)
         loading.enqueue(launch)
         return launch
 
@@ -73,7 +74,7 @@ def products() -> None:
                 case.arrive(part)
             launch = case.run()
             case.hold(f"{name}, {n=} {k=}, {dtype} {pad=} {layout} {bias=}")
-            assert not case.status.item()
+            assert not case.status.item() and not case.missed.item()
             found.add((launch.odd, launch.arguments["B_TURNED"]))
     for dtype, layout in product(DTYPES, ("deep", "cols")):  # as they are shipped
         parts = [GatedPart("own", 0, 150, 129), GatedPart("window", 0, 0, 150, 0)]
@@ -95,9 +96,10 @@ def giving_up() -> None:
         case.run()
         case.hold(f"without {missing}", want)
         assert case.status.item() == max(missing) + 1
+        assert case.missed.item() == 1 + max(PARTS[i].word for i in missing)
     case.arrive(PARTS[1])
     case.run()
-    assert case.status.item() == 4, "the status was lowered"
+    assert case.status.item() == 4 and case.missed.item() == 7, "a word was lowered"
 
     case = AmdCase(PARTS, 50, 40, torch.float32)  # words have come, but not with this call's value
     case.stop[0] = 1
@@ -148,6 +150,7 @@ def limit() -> None:
             case.run(timeout_ns=10 * 10_500)  # 10.5 polls
         case.hold(f"without {missing}", want)
         assert case.status.item() == max(missing) + 1, case.status
+        assert case.missed.item() == 1 + max(PARTS[i].word for i in missing)
         waits = programs * (len(PARTS) - 1)
         assert 12 <= len(reads) <= 12 + 2 * waits, f"{len(reads)} reads by {waits} waits"
 
@@ -218,7 +221,7 @@ def refusals() -> None:
         ("c", matrices.c.half(), "c holds"),
     ):
         changed: Matrices = matrices._replace(**{name: wrong})
-        refused(lambda c=changed: gated_amd.launch_of(table, c, gate, CLOCK_KHZ), words_of_it)
+        refused(lambda c=changed: gated_amd.launch_of(table, c, gate, TICKS_A_SECOND), words_of_it)
 
 
 SUBJECTS = {each.__name__: each for each in (products, giving_up, limit, late, stopped, refusals)}

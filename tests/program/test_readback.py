@@ -37,7 +37,8 @@ TARGETS = {
     "no kernel that stores": lambda rank: cuda_target(own_signals(rank), stores=False),
     "rows by single copies": lambda rank: cuda_target()._replace(copies_2d=False),
     "waits by kernels": lambda rank: cuda_target()._replace(wait="kernel"),
-    "AMD devices, without own kernels": lambda _: hip_target(),
+    "AMD devices": lambda _: hip_target(),
+    "AMD devices, without own kernels": lambda _: hip_target(gathers=False),
     "a library without own kernels": lambda rank: cuda_target(kernels=False),
     "a different target for each rank": lambda rank: (
         cuda_target(),
