@@ -68,8 +68,9 @@ class HipKernels(AmdKernels):
 
     def __init__(self, compute: Any) -> None:
         self._compute = compute
-        self._standing: dict[int, int] = {}  # launches by kernel
+        self._standing: set[int] = set()  # kernels
         self.launches = 0
+        self.kinds: set[tuple[bool, int]] = set()  # aligned, and which elements of b are adjacent
 
     def arrays(self) -> Arrays:
         return HipArrays(self._compute, self._compute._thread.device)
@@ -96,11 +97,12 @@ class HipKernels(AmdKernels):
         assert code.function is not None
         if code.function in self._standing:
             return
-        self._standing[code.function] = 0
+        self._standing.add(code.function)
 
         def run(parameters: list[int], shape: tuple[int, ...]) -> None:
             try:
                 self.launches += 1
+                self.kinds.add((variant.aligned, dict(variant.constants)["B_TURNED"]))
                 assert shape[1:] == (1, 1, 64 * variant.warps, code.shared_bytes), shape
                 given = by_name(variant, parameters)
                 assert 1 <= shape[0] <= given["tiles"], "programs without a tile"

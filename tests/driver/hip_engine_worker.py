@@ -9,15 +9,18 @@ import json
 import random
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import double_control as control
-from engine_node import named, problems, refused
+import numpy as np
+from engine_node import expected, named, problems, refused
 from hip_node import HipNode
 
 from ficco import oracle
 from ficco.cli.amd_findings import amd_findings
 from ficco.errors import EngineError, FiccoError, ScheduleError
+from ficco.lowering import lower
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -49,7 +52,7 @@ def operators(worlds: list[int], dtypes: list[str]) -> None:
                         continue
                     node.runtime.synchronize()
                     served.add(name)
-                    assert schedule.compute != "gated" or problem.flow.gathers
+                    assert world == 1 or schedule.compute != "gated" or problem.flow.gathers
                     rounded = oracle.roundings(problem, schedule.sums_travel)
                     node.judge(problem, arrays, exact, name, rounded)
         wanted = {"hetero_fused_1d", "ring_1d", "shard_p2p", "gated_1d"}
@@ -58,15 +61,15 @@ def operators(worlds: list[int], dtypes: list[str]) -> None:
         node.runtime.close()
 
 
-def late(world: int) -> None:
+def late(world: int, name: str = "hetero_fused_1d") -> None:
     """A rank that stops: peers are released with NaN, and the error names the signal."""
     node = HipNode(world, timeout_s=0.5)
     problem = Problem.chunked("all_gather_matmul", world, 40, 30, 20, "float32")
-    node.right(problem, named("hetero_fused_1d", world))
+    node.right(problem, named(name, world))
     arrays, _ = node.arrays(problem, 2)
     control.stall_stream(node.streams[world - 1], 4.0)
     begun = time.monotonic()
-    node.execute(problem, named("hetero_fused_1d", world), arrays)
+    node.execute(problem, named(name, world), arrays)
     try:
         node.runtime.synchronize()
     except EngineError as error:
@@ -76,7 +79,85 @@ def late(world: int) -> None:
         raise AssertionError("no error")
     assert time.monotonic() - begun < 8
     node.runtime.reset()
-    node.right(problem, named("hetero_fused_1d", world), seed=3)
+    node.right(problem, named(name, world), seed=3)
+    node.runtime.close()
+
+
+def gated(world: int) -> None:
+    """A gated gather is one launch by native code, of the kernel for the layout of its matrices."""
+    node = HipNode(world)
+    kernels = node.compute.kernels
+    problem = Problem.chunked("all_gather_matmul", world, 96, 16 * world, 32, "bfloat16", bias=True)
+    schedule = named("gated_1d", world)
+    found = set()
+    for even, turned in ((False, False), (False, True), (True, False), (True, True)):
+        arrays, exact = node.arrays(problem, 5)
+        for rank, mine in enumerate(arrays):
+            for name in mine if even else ("w",):
+                mine[name] = laid_out(node, rank, mine[name], even, turned and name == "w")
+        before = kernels.launches
+        for call in range(3):
+            node.execute(problem, schedule, arrays)
+            node.runtime.synchronize()
+            assert kernels.launches == before + world * (call + 1)
+        node.judge(problem, arrays, exact, f"{even=} {turned=}")
+        (bound,) = node.runtime._recent
+        assert all((rank.launch_count, rank.library_calls) == (1, 0) for rank in bound.ranks)
+        assert len(kernels.kinds) == 1, "one kernel for all calls"
+        found |= kernels.kinds
+        kernels.kinds.clear()
+    assert found == {(aligned, way) for aligned in (False, True) for way in (0, 1)}, found
+
+    scatter = Problem.chunked("matmul_reduce_scatter", world, 40, 30, 20, "float32")
+    for other, own, why in (
+        (scatter, kernels, "none for chunks of results.*per_chunk"),
+        (
+            replace(problem, dtype="float32"),
+            None,
+            "no kernel that waits for chunks.*per_chunk",
+        ),
+    ):
+        node.compute.kernels = own
+        arrays, _ = node.arrays(other, 1)
+        with expected(ScheduleError, f"compute='gated' does not run on AMD devices: .*{why}"):
+            node.execute(other, schedule, arrays)
+    node.runtime.close()
+
+
+def laid_out(node: HipNode, rank: int, matrix: Any, even: bool, turned: bool) -> Any:
+    """Return a copy of a matrix on the double: with aligned rows, or columns that are adjacent."""
+    shape = matrix.T if turned else matrix
+    with node.compute.on(rank, node.streams[rank]):
+        apart = 0 if even else 3
+        whole = node.compute.empty(shape.shape[0], shape.shape[1] + apart, matrix.dtype.name)
+    other = whole[:, : shape.shape[1]]
+    other = other.T if turned else other
+    node.wait()
+    other[...] = matrix
+    return other
+
+
+def missing(world: int) -> None:
+    """A chunk whose signal never comes: NaN there, an error that names it, and then it goes on."""
+    node = HipNode(world, timeout_s=1.0)
+    problem = Problem.chunked("all_gather_matmul", world, 40, 30, 20, "float32")
+    schedule = named("gated_1d", world)
+    node.right(problem, schedule)
+    whole = lower(problem, schedule)
+    kept = [step for step in whole.ranks[1].steps if step.id != "sent.1to0"]
+    assert len(kept) == len(whole.ranks[1].steps) - 1
+    ranks = [whole.ranks[0], whole.ranks[1]._replace(steps=tuple(kept)), *whole.ranks[2:]]
+    arrays, exact = node.arrays(problem, 2)
+    node.runtime.execute_plan(whole._replace(ranks=tuple(ranks)), arrays)
+    with expected(EngineError, r"gemm\[\d+\]\.wait.*data\[1\]\[1\]|Rank 1 should have raised"):
+        node.runtime.synchronize()
+    y = arrays[0]["y0"]
+    lost = np.isnan(y).all(axis=1)
+    assert 0 < lost.sum() < len(y) and not np.isnan(y[~lost]).any(), lost
+    want = exact[0][0].value
+    assert np.allclose(y[~lost], want[~lost], rtol=1e-5, atol=1e-4)
+    node.runtime.reset()
+    node.right(problem, schedule, seed=3)
     node.runtime.close()
 
 
@@ -120,7 +201,10 @@ def doctor(signals: bool) -> None:
         assert not found["AMD probes"].ok and "did not arrive" in found["AMD probes"].found
 
 
-SCENARIOS = {each.__name__: each for each in (operators, late, dropped, opened, doctor)}
+SCENARIOS = {
+    each.__name__: each
+    for each in (operators, late, gated, missing, dropped, opened, doctor)
+}
 
 if __name__ == "__main__":
     words: dict[str, Any] = json.loads(sys.argv[2])
