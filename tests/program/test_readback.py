@@ -47,6 +47,10 @@ TARGETS = {
     )[rank % 3],
 }
 
+FEW_KERNELS = (
+    "AMD devices", "AMD devices, without own kernels", "a library without own kernels"
+)  # fmt: skip
+
 
 def programs_of(plan: Plan, name: str) -> list[Program]:
     """Compile all ranks' plans for a target by name."""
@@ -82,7 +86,7 @@ def test_programs_are_proved_and_interpreted_right(op: str, target: str) -> None
             assert op == "embedding_all_to_all" and plan.schedule.compute == "gated"
             return
         except EngineError:  # mailboxes need ficco's kernels
-            assert plan.schedule.transport == "sm" and "without own kernels" in target
+            assert plan.schedule.transport == "sm" and target in FEW_KERNELS
             return
         back = read_back_plan(plan, programs)
         found = verify(back)
