@@ -202,8 +202,7 @@ def doctor(signals: bool) -> None:
 
 
 SCENARIOS = {
-    each.__name__: each
-    for each in (operators, late, gated, missing, dropped, opened, doctor)
+    each.__name__: each for each in (operators, late, gated, missing, dropped, opened, doctor)
 }
 
 if __name__ == "__main__":
