@@ -5,6 +5,7 @@ python hip_engine_worker.py SCENARIO WORDS
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import sys
@@ -137,6 +138,36 @@ def laid_out(node: HipNode, rank: int, matrix: Any, even: bool, turned: bool) ->
     return other
 
 
+def replayed(world: int) -> None:
+    """A graph that has captured a gated gather computes anew at every replay."""
+    node = HipNode(world)
+    hip, streams = node.hip, node.streams.values()
+    problem = Problem.chunked("all_gather_matmul", world, 40, 30, 20, "float32")
+    schedule = named("gated_1d", world)
+    node.right(problem, schedule)
+    arrays, exact = node.arrays(problem, 7)
+    before = node.compute.kernels.launches
+    for stream in streams:
+        hip.hipStreamBeginCapture(stream, 2)
+    node.execute(problem, schedule, arrays)
+    graphs = []
+    for stream in streams:
+        graph, ready = ctypes.c_size_t(), ctypes.c_size_t()
+        hip.hipStreamEndCapture(stream, ctypes.byref(graph))
+        hip.hipGraphInstantiateWithFlags(ctypes.byref(ready), graph.value, 0)
+        graphs.append(ready.value)
+    for turn in range(1, 4):
+        for mine in arrays:
+            mine["y0"].fill(np.nan)
+        node.poison()
+        for stream, ready in zip(streams, graphs, strict=True):
+            hip.hipGraphLaunch(ready, stream)
+        node.wait()
+        node.judge(problem, arrays, exact, f"replay {turn}")
+        assert node.compute.kernels.launches == before + turn * world
+    node.runtime.close()
+
+
 def missing(world: int) -> None:
     """A chunk whose signal never comes: NaN there, an error that names it, and then it goes on."""
     node = HipNode(world, timeout_s=1.0)
@@ -202,7 +233,8 @@ def doctor(signals: bool) -> None:
 
 
 SCENARIOS = {
-    each.__name__: each for each in (operators, late, gated, missing, dropped, opened, doctor)
+    each.__name__: each
+    for each in (operators, late, gated, replayed, missing, dropped, opened, doctor)
 }
 
 if __name__ == "__main__":

@@ -49,6 +49,10 @@ def test_a_gated_gather_is_a_launch_of_the_package_s_kernel(hip_folder: Path) ->
     assert "right" in on_double(hip_folder, "gated", {"stale": 1}, world=3)
 
 
+def test_graphs_replay_gated_gathers(hip_folder: Path) -> None:
+    assert "right" in on_double(hip_folder, "replayed", {"stale": 1}, world=3)
+
+
 def test_a_chunk_that_does_not_come_is_named(hip_folder: Path) -> None:
     assert "right" in on_double(hip_folder, "missing", {}, world=3)
 
