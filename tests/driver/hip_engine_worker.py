@@ -110,15 +110,22 @@ def gated(world: int) -> None:
     assert found == {(aligned, way) for aligned in (False, True) for way in (0, 1)}, found
 
     scatter = Problem.chunked("matmul_reduce_scatter", world, 40, 30, 20, "float32")
-    for other, own, why in (
-        (scatter, kernels, "none for chunks of results.*per_chunk"),
+    for other, own, blocked, why in (
+        (scatter, kernels, "", "none for chunks of results.*per_chunk"),
+        (
+            replace(problem, dtype="float16"),
+            kernels,
+            "copies are kernels",
+            r"occupy all compute units .*\(copies are kernels\).*per_chunk",
+        ),
         (
             replace(problem, dtype="float32"),
             None,
+            "",
             "no kernel that waits for chunks.*per_chunk",
         ),
     ):
-        node.compute.kernels = own
+        node.compute.kernels, node.runtime.no_overlap = own, blocked
         arrays, _ = node.arrays(other, 1)
         with expected(ScheduleError, f"compute='gated' does not run on AMD devices: .*{why}"):
             node.execute(other, schedule, arrays)
