@@ -216,7 +216,8 @@ class _Encoder:
             if segment.launch.by == "native":
                 self.slots.setdefault((rank, region.buffer), len(self.slots))
         waits = _awaited(segment.launch)
-        kind = _MISSED if isinstance(work, OneKernel) else _EXPECT
+        reports = isinstance(work, OneKernel) or self.program.target.gathers
+        kind = _MISSED if reports else _EXPECT
         for number, (_, places) in enumerate(waits):
             for place in places:
                 digest = int(_ENTERED <= place < _FREE)

@@ -42,6 +42,9 @@ class Target(NamedTuple):
         copies_2d: whether one copy moves rows that are not adjacent. Otherwise each row is a copy.
         collectives: whether a library runs the program, with collectives in place of copies between
             ranks and signals.
+        gathers: whether a kernel runs a gated step whose parts only wait, though there are no
+            other kernels. Its launch does not release the window, and reports a signal that it
+            misses by itself.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Target(NamedTuple):
     copies_2d: bool = True
     in_order: bool = False
     collectives: bool = False
+    gathers: bool = False
 
     def writes_to(self, rank: int) -> bool:
         """Return whether streams write to the signals of a rank."""
@@ -74,17 +78,21 @@ def own_signals(rank: int) -> tuple[bool, ...]:
     return tuple([other == rank for other in range(MAX_WORLD)])
 
 
-def hip_target(*, kernels: bool = False, copies_2d: bool = False) -> Target:
+def hip_target(*, kernels: bool = False, copies_2d: bool = False, gathers: bool = True) -> Target:
     """Return the target of an AMD device.
 
     All signals are 4-byte copies by copy engines, and waits are kernels.
 
     Args:
-        kernels: see `Target`. The engine has none yet; plans are predicted with kernels.
+        kernels: see `Target`. Plans are predicted with kernels, of which the engine has one.
         copies_2d: see `Target`. Plans are predicted with such copies.
+        gathers: see `Target`; if there are kernels, it has no effect.
     """
     nowhere = (False,) * MAX_WORLD
-    return Target("hip", kernels, writable=nowhere, wait="kernel", copies_2d=copies_2d)
+    return Target(
+        "hip", kernels, writable=nowhere, wait="kernel", copies_2d=copies_2d,
+        gathers=gathers and not kernels,
+    )  # fmt: skip
 
 
 def cuda_target(

@@ -109,7 +109,7 @@ class DeviceKernels(Protocol):
     A gated GEMM is one launch over parts whose rows are still arriving.
     """
 
-    def prepare(
+    def prepare(  # noqa: PLR0913 - a launch has as many facts
         self,
         parts: Sequence[GatedPart],
         n: int,
@@ -119,6 +119,7 @@ class DeviceKernels(Protocol):
         stop_word: Callable[[], int],
         begun: bool = False,
         release: WindowRelease | None = None,
+        missed_word: int = 0,
     ) -> Any:
         """Return the argument of `arm`, for launches on the current device.
 
@@ -133,6 +134,8 @@ class DeviceKernels(Protocol):
             begun: whether parts accumulate into their targets.
             release: the words by which the launch releases the window when it ends; a part must
                 read the window. None: the launch does not release it.
+            missed_word: address at which the launch reports the word that it missed; 0: it
+                reports none.
 
         Raises:
             InputError: the current stream is captured into a graph.

@@ -17,6 +17,7 @@ from ficco.compute import (
     SumOperands,
     WholeOperands,
 )
+from ficco.errors import InputError
 from ficco.kernels import (
     gated,
     loading,
@@ -45,16 +46,17 @@ from ficco.tables import (
     WindowRelease,
 )
 
-__all__ = ["OwnKernels", "one_kernel_places"]
+__all__ = ["OwnKernels", "Prepared", "gated_arguments", "one_kernel_places"]
 
 
 class Prepared(NamedTuple):
-    """A prepared GEMM, its stop and status words, and its timeout."""
+    """A prepared GEMM, its stop and status words, its timeout, and where it reports, or None."""
 
     table: gated.Table
     stop: Address
     status: Any
     timeout_ns: int
+    missed: Address | None = None
 
 
 class Whole(NamedTuple):
@@ -101,7 +103,7 @@ class OwnKernels:
         """
         raise NotImplementedError
 
-    def prepare(
+    def prepare(  # noqa: PLR0913 - a launch has as many facts
         self,
         parts: Sequence[GatedPart],
         n: int,
@@ -111,8 +113,15 @@ class OwnKernels:
         stop_word: Callable[[], int],
         begun: bool = False,
         release: WindowRelease | None = None,
+        missed_word: int = 0,
     ) -> Prepared:
-        """See `DeviceKernels.prepare`."""
+        """See `DeviceKernels.prepare`.
+
+        Raises:
+            InputError: the launch should report a word that it misses, for which there is no code.
+        """
+        if missed_word:
+            raise InputError("the gated kernels of CUDA report no word; compile for cuda_target")
         self.check_allocates()
         arrays = self.arrays()
         # The stop word identifies the group, whose calls never overlap.
@@ -133,7 +142,7 @@ class OwnKernels:
 
     def launch_of(self, prepared: Prepared, operands: GatedOperands) -> Launch | None:
         """Return the launch that `arm` enqueues, or None."""
-        table, matrices, gate = _gated_arguments(prepared, operands)
+        table, matrices, gate = gated_arguments(prepared, operands)
         return gated.launch_of(table, matrices, gate) if table.tiles else None
 
     def described(
@@ -338,13 +347,15 @@ def _pull_places(operands: OneKernelOperands, places: OneKernelOperands) -> dict
     }  # fmt: skip
 
 
-def _gated_arguments(
+def gated_arguments(
     prepared: Prepared, operands: GatedOperands
 ) -> tuple[gated.Table, gated.Matrices, gated.Gate]:
-    table, stop, status, timeout_ns = prepared
+    """Return the table, the operands and the words of a launch."""
+    table, stop, status, timeout_ns, missed = prepared
     own, window, b, bias, c, partial, recv, words, copy = operands
     matrices = gated.Matrices(own, window, b, bias, c, partial, recv)
-    return table, matrices, gated.Gate(words, stop, status, timeout_ns, copy=copy)
+    gate = gated.Gate(words, stop, status, timeout_ns, copy=copy, missed=missed)
+    return table, matrices, gate
 
 
 def _places(

@@ -15,6 +15,7 @@ from ficco.engines.peer_signals import REMEDY, writable_words
 from ficco.engines.peer_signals import allowed_kinds as signal_kinds
 from ficco.engines.window_layout import Window
 from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import Target, cuda_target
 
@@ -167,10 +168,13 @@ def blocked_by() -> str:
     return name if os.environ.get(name, "0") not in ("", "0") else ""
 
 
-def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
+def check_runs(
+    problem: Problem, schedule: Schedule, compute: DeviceCompute, no_overlap: str
+) -> None:
     """Check that a schedule can run with a library's arrays on every rank.
 
     Only the schedule is read, so that all ranks refuse it alike, whatever their own plans need.
+    Operators make no difference on these devices, and copies always overlap with kernels.
 
     Raises:
         ScheduleError: the schedule cannot run; the message names one that can.

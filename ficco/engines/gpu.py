@@ -69,7 +69,8 @@ class BoundProgram:
         )
         self._handles = [self._window_handles(copy) for copy in range(COPIES)]
         self._launches = None
-        if compute.kernels is not None and program.target.kernels:
+        has_kernels = program.target.kernels or program.target.gathers
+        if compute.kernels is not None and has_kernels:
             self._launches = Launches(
                 program, encoded, compute, self._native, window, device, digest
             )

@@ -15,6 +15,7 @@ from ficco.engines import devices
 from ficco.engines.window_layout import Window
 from ficco.errors import ScheduleError
 from ficco.kernels.amd_code import AWAIT_ENTRY, SHARED_BYTES, code_of
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import Target, hip_target
 
@@ -132,25 +133,45 @@ def blocked_by() -> str:
     return ""
 
 
-def check_runs(schedule: Schedule, compute: DeviceCompute) -> None:
+def check_runs(
+    problem: Problem, schedule: Schedule, compute: DeviceCompute, no_overlap: str
+) -> None:
     """Check that a schedule can run on every rank.
 
-    Only the schedule is read, so that all ranks refuse it alike, whatever their own plans need.
+    Of the problem only the operator is read, so that all ranks refuse a schedule alike, whatever
+    their own plans need.
+
+    Args:
+        problem: the problem.
+        schedule: its schedule.
+        compute: the library of the arrays.
+        no_overlap: why copies do not overlap with kernels on the devices of all ranks, or "".
 
     Raises:
         ScheduleError: the schedule cannot run; the message names one that can.
     """
     for axis, value, why, nearest in (
         ("transport", "sm", "there is no kernel that stores at peers", "dma"),
-        ("compute", "gated", "there is no kernel that waits for chunks", "per_chunk"),
+        ("compute", "gated", _why_not_gated(problem, compute, no_overlap), "per_chunk"),
     ):
-        if getattr(schedule, axis) == value:
+        if getattr(schedule, axis) == value and why:
             raise ScheduleError(
                 f"{axis}={value!r} does not run on AMD devices: {why}; the nearest that works is "
                 f"{axis}={nearest!r}"
             )
 
 
+def _why_not_gated(problem: Problem, compute: DeviceCompute, no_overlap: str) -> str:
+    """Return why a kernel cannot wait for chunks while they are copied, or ""."""
+    if not problem.flow.gathers:
+        return "there is a kernel that waits for chunks of inputs, and none for chunks of results"
+    if compute.kernels is None:
+        return f"arrays of {compute.name} have no kernel that waits for chunks"
+    if no_overlap:
+        return f"the kernel may occupy all compute units while it waits for copies ({no_overlap})"
+    return ""
+
+
 def target_of(device: Device, window: Window, compute: DeviceCompute) -> Target:
     """Return the target that programs for a device, its windows and a library are compiled for."""
-    return hip_target()
+    return hip_target(gathers=compute.kernels is not None)

@@ -78,6 +78,7 @@ class Launches:
         ]
         self._item = {buffer.name: ELEMENT_BYTES[buffer.dtype] for buffer in program.buffers}
         self._timeout_s = device.group.timeout_s
+        self._reports = program.target.gathers  # launches report words that they miss
         self._stop_word = functools.partial(device.stop_word, compute)
         buffers = {buffer.name: buffer for buffer in program.buffers}
         self._matrices = {
@@ -94,8 +95,10 @@ class Launches:
         operands: set[tuple[str, bool]] = set()  # second operands, and whether they are transposed
         for number, segment in enumerate(encoded.segments):
             work = segment.launch.work
+            if segment.launch.by != "native":
+                continue
             if isinstance(work, Gated):
-                self._gated[number] = work, self._prepared(work, window)
+                self._gated[number] = work, self._prepared(work, window, device)
                 operands.add((work.b.buffer, work.turned))
             elif isinstance(work, OneKernel):
                 self._whole = work, self._prepared_whole(work, window, device, digest)
@@ -115,11 +118,14 @@ class Launches:
         self._specs: dict[Any, dict[int, LaunchSpec | None]] = {}
         self.native: frozenset[int] = frozenset()
 
-    def _prepared(self, work: Gated, window: Window) -> Any:
+    def _prepared(self, work: Gated, window: Window, device: Device) -> Any:
         release = work.release and work.release._replace(homes=window.words)
+        timeout_s, missed_word = _PATIENCE * self._timeout_s, 0
+        if self._reports:
+            timeout_s, missed_word = self._timeout_s, device.native.missed_word
         return self._kernels.prepare(
-            work.parts, work.n, work.k, work.dtype, _PATIENCE * self._timeout_s, self._stop_word,
-            work.begun, release,
+            work.parts, work.n, work.k, work.dtype, timeout_s, self._stop_word,
+            work.begun, release, missed_word,
         )  # fmt: skip
 
     def _prepared_whole(self, work: OneKernel, window: Window, device: Device, digest: int) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from ficco.errors import EngineError
+from ficco.kernels import pack
 
 __all__ = [
     "ARCHITECTURES",
@@ -15,6 +17,8 @@ __all__ = [
     "SHARED_BYTES",
     "THREADS",
     "code_of",
+    "gated_pack",
+    "gated_path",
     "path_of",
 ]
 
@@ -40,9 +44,29 @@ def code_of(entry: str, arch: str) -> bytes:
     Raises:
         EngineError: the package has none for this architecture.
     """
+    _check(arch)
+    return path_of(entry, arch).read_bytes()
+
+
+def gated_path(arch: str) -> Path:
+    """Return the file with the gated GEMMs of an architecture."""
+    return pack.FOLDER / f"gated_{arch}.zip"
+
+
+@functools.cache
+def gated_pack(arch: str) -> pack.Pack:
+    """Return the gated GEMMs of an architecture.
+
+    Raises:
+        EngineError: the package has none for it.
+    """
+    _check(arch)
+    return pack.Pack(gated_path(arch))
+
+
+def _check(arch: str) -> None:
     if arch not in ARCHITECTURES:
         raise EngineError(
             f"ficco has no code for {arch}, by which its devices would wait for signals; it has "
             f"code for {' and '.join(ARCHITECTURES)}"
         )
-    return path_of(entry, arch).read_bytes()

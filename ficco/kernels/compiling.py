@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.errors import EngineError
-from ficco.kernels.declarations import KERNELS, Kernel
-from ficco.kernels.variants import ALIGN, Variant, elements_of, passed
+from ficco.kernels.declarations import Kernel
+from ficco.kernels.variants import ALIGN, Variant, elements_of, kernel_of, passed
 
 if TYPE_CHECKING:
     from ficco.private.triton_core import Facts
 
 __all__ = ["KNOWN_TRITON", "Compiled", "compile_variant", "function_of", "known",
-           "why_unknown"]  # fmt: skip
+           "source_of", "why_unknown"]  # fmt: skip
 
 # Versions with a known layout of parameters. They pass all parameters except constants in the order
 # of the signature, a descriptor as its map, shape (i32) and strides (i64), and then the addresses
@@ -62,7 +62,7 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
     if reason:
         raise _by_triton(variant, f"cannot be compiled before its launch: {reason}")
     compiled = triton_core.compile_ahead(
-        *_source(variant), capability, {"num_warps": variant.warps, "num_stages": variant.stages}
+        *source_of(variant), capability, {"num_warps": variant.warps, "num_stages": variant.stages}
     )
     try:
         facts, (cubin, ptx) = triton_core.facts_of(compiled), triton_core.assemblies_of(compiled)
@@ -91,9 +91,9 @@ def _by_triton(variant: Variant, reason: str) -> EngineError:
     return EngineError(f"the kernel {variant.kernel} {reason}; it has to be launched by Triton")
 
 
-def _source(variant: Variant) -> tuple[Any, dict[str, Any], dict[str, Any], dict[Any, Any]]:
+def source_of(variant: Variant) -> tuple[Any, dict[str, Any], dict[str, Any], dict[Any, Any]]:
     """Return the function, signature, constants and attributes of a variant."""
-    kernel = KERNELS[variant.kernel]
+    kernel = kernel_of(variant)
     kinds = [parameter for parameter in kernel.parameters if parameter.kind != "="]
     types = {p.name: _signature(kind) for p, kind in zip(kinds, variant.types, strict=True)}
     divided = {parameter.name for parameter in passed(variant) if parameter.divisor == ALIGN}

@@ -36,6 +36,7 @@ __all__ = [
     "Launch",
     "Matrices",
     "Table",
+    "arguments_of",
     "gated_matmul",
     "launch_of",
     "prepare",
@@ -86,6 +87,8 @@ class Gate(NamedTuple):
         signals: the words that parts raise, to 1; None: the same as `words`. A part that gave up
             also raises its word, after its NaN.
         copy: the window copy of the words, if the launch releases the window.
+        missed: on AMD's devices, one word, also of the host. It becomes 1 + the largest index of a
+            word that did not come; a launch never lowers it.
     """
 
     words: Any
@@ -95,6 +98,7 @@ class Gate(NamedTuple):
     value: int = 1
     signals: Any = None
     copy: int = 0
+    missed: Any = None
 
 
 def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
@@ -126,7 +130,7 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
         InputError: the table was not prepared for such matrices.
     """
     tile, kernel = table.tile, _KERNELS[_kernel(table)]
-    values = _arguments(table, matrices, gate)
+    values = arguments_of(table, matrices, gate)
     arguments = {name: values[name] for name, *_ in kernel.parameters}
     launch = Launch(
         kernel, arguments, (table.programs,), tile.warps, tile.stages,
@@ -154,7 +158,7 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
     loading.warm(launch, dict.fromkeys(counts, 0))
 
 
-def _arguments(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
+def arguments_of(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
     """Return the kernel's arguments by name. Strides of matrices with descriptors are 0."""
     tile = table.tile
     b, bias, c = matrices.b, matrices.bias, matrices.c

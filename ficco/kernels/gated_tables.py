@@ -110,6 +110,7 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
     begun: bool = False,
     turn_of: Hashable = None,
     release: ReleaseTable | None = None,
+    split: bool = True,
 ) -> Table:
     """Return the table of parts. It must outlive the launches and their graphs.
 
@@ -126,6 +127,7 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
         turn_of: identifies tables whose launches never overlap, so that they share one scratch;
             None: this table has its own.
         release: the words by which the launch releases the window; parts may then only wait.
+        split: whether several programs may compute a tile together.
 
     Raises:
         InputError: a part is invalid.
@@ -143,7 +145,8 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
     if release is not None and (further or not order):
         raise InputError("only a launch whose parts wait for the window can release it")
     # Split tiles have one source and are not summed.
-    apart = None if any(part.terms for part in order) else len(own) if window else 0
+    split = split and not any(part.terms for part in order)
+    apart = None if not split else len(own) if window else 0
     rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
     aligned = k * item % _ALIGN == 0
     if tile is None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ficco.errors import EngineError, InputError
-from ficco.kernels import fallback, pack
+from ficco.kernels import amd_loading, fallback, pack
+from ficco.kernels.amd_declarations import AMD_KERNELS
 from ficco.kernels.arrays import Arrays, Bulk, address, item_bytes, stride
 from ficco.kernels.compiling import function_of
 from ficco.kernels.native_launch import Box, Code, Pitch, Place, Slot, described
@@ -40,6 +41,11 @@ def gpu(device: int) -> Any:
     return _native.open_cuda(device)
 
 
+def _gpu_of(kernel: str, device: int) -> Any:
+    """Return the native object of the device that a kernel is for."""
+    return amd_loading.gpu(device) if kernel in AMD_KERNELS else gpu(device)
+
+
 def code(launch: Launch) -> Code:
     """Return the kernel that a launch needs, loaded to the current device.
 
@@ -61,12 +67,17 @@ def code(launch: Launch) -> Code:
 
 
 def _load(device: int, variant: Variant, capability: int) -> Code:
-    compiled = pack.find(variant, capability) or fallback.find(variant, capability)
+    if variant.kernel in AMD_KERNELS:
+        compiled = amd_loading.find(variant, device)
+    else:
+        compiled = pack.find(variant, capability) or fallback.find(variant, capability)
     kernel = code_of(variant, compiled.record)
     from ficco import _native
 
     try:
-        handle = gpu(device).load_code(compiled.cubin, kernel.name, kernel.shared_bytes)
+        handle = _gpu_of(variant.kernel, device).load_code(
+            compiled.cubin, kernel.name, kernel.shared_bytes
+        )
     except _native.GpuError as error:
         raise fallback.ByTriton(f"the kernel {kernel.name} cannot be loaded: {error}") from error
     return kernel._replace(function=handle)
@@ -164,7 +175,8 @@ class _Repeated:
         spec = described(kernel, launch.grid, launch.arguments, places, launch.chained)
         self._kept = (kernel, spec)
         device, _ = launch.arrays.current()
-        self._call = _native.GpuCall(gpu(device), spec.native, len(places))
+        on = _gpu_of(launch.kernel.name, device)
+        self._call = _native.GpuCall(on, spec.native, len(places))
         self._lock = threading.Lock()  # native code writes the parameters to one place
 
     def run(self, addresses: list[int], values: list[int], arrays: Arrays) -> None:
@@ -214,7 +226,8 @@ class _Native:
         self._pitches = [stride(bulk.base, 0) * item_bytes(bulk.base) for bulk in bulks.values()]
         self._arrays, self._kept = launch.arrays, (launch, spec)
         device, _ = launch.arrays.current()
-        self._call = _native.GpuCall(gpu(device), spec.native, len(bulks))
+        on = _gpu_of(launch.kernel.name, device)
+        self._call = _native.GpuCall(on, spec.native, len(bulks))
 
     def __call__(self) -> None:
         """Enqueue the launch.

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 
 from ficco.dtypes import ALL
 from ficco.errors import InputError
+from ficco.kernels.amd_declarations import AMD_KERNELS
 from ficco.kernels.arrays import Bulk, address, dtype_name
 from ficco.kernels.declarations import KERNELS, Kernel
 
 __all__ = ["ALIGN", "Launch", "Passed", "Variant", "elements_of", "flattened",
-           "is_aligned", "passed", "variant_of"]  # fmt: skip
+           "is_aligned", "kernel_of", "passed", "variant_of"]  # fmt: skip
 
 ALIGN = 16
+_KERNELS = KERNELS | AMD_KERNELS
 
 
 class Launch(NamedTuple):
@@ -100,9 +102,14 @@ class Passed(NamedTuple):
     divisor: int
 
 
+def kernel_of(variant: Variant) -> Kernel:
+    """Return a variant's kernel."""
+    return _KERNELS[variant.kernel]
+
+
 def passed(variant: Variant) -> tuple[Passed, ...]:
     """Return the parameters of a variant except constants, in order."""
-    parameters = [p for p in KERNELS[variant.kernel].parameters if p.kind != "="]
+    parameters = [p for p in kernel_of(variant).parameters if p.kind != "="]
     flat: list[Passed] = []
     for p, kind in zip(parameters, variant.types, strict=True):
         element, length = elements_of(kind)

@@ -1,7 +1,7 @@
 """Build the pack: python -m ficco.packing [CAPABILITY ...] [--work FOLDER] [--processes N] [--amd].
 
 No GPU is needed. It needs the Triton version `building.TRITON` and about 3 core-seconds a kernel.
-With --amd it builds the code objects for AMD's devices instead, which takes a second.
+With --amd it builds the code objects for AMD's devices instead, which takes some seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import os
 from pathlib import Path
 
-from ficco.packing import amd, building, grid
+from ficco.packing import amd, amd_gated, building, grid
 
 __all__ = ["main"]
 
@@ -25,6 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.amd:
         amd.write()
+        amd_gated.write()
         return
     for capability in options.capability:
         building.write(

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from ficco.kernels import amd_code
 from ficco.kernels.amd_code import ARCHITECTURES, AWAITED, THREADS, path_of
 
-__all__ = ["compiled", "write"]
+__all__ = ["WAVEFRONT", "compiled", "without_lines", "write"]
 
-_WAVEFRONT = 64
+WAVEFRONT = 64
 
 
 class _Kernel(NamedTuple):
@@ -54,13 +54,13 @@ def compiled(entry: str, arch: str) -> Any:
 
     kernel = _KERNELS[entry]
     source = getattr(importlib.import_module(f"ficco.kernels.{kernel.module}"), entry)
-    with _without_lines():
-        warps = THREADS[entry] // _WAVEFRONT
-        return compile_for_amd(source, kernel.signature, arch, _WAVEFRONT, warps)
+    with without_lines():
+        options = {"num_warps": THREADS[entry] // WAVEFRONT}
+        return compile_for_amd(source, kernel.signature, arch, WAVEFRONT, options)
 
 
 @contextmanager
-def _without_lines() -> Iterator[None]:
+def without_lines() -> Iterator[None]:
     """Compile anew, and without the names of source files, which depend on the machine."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": folder}

@@ -23,7 +23,7 @@ from ficco.kernels import pack, sources
 from ficco.kernels.variants import Variant
 from ficco.packing import grid
 
-__all__ = ["TRITON", "compile_all", "packed", "write"]
+__all__ = ["TRITON", "Blocks", "compile_all", "packed", "write", "zipped"]
 
 TRITON = "3.6.0"  # the only version that builds the pack
 _POLL_S, _REPORT_S = 0.2, 10.0  # intervals of polls of the processes, and of progress reports
@@ -81,7 +81,7 @@ def compile_all(
 def packed(capability: int, places: dict[Variant, Path]) -> bytes:
     """Return the zip of a compute capability's kernels."""
     kernels: dict[str, Any] = {}
-    blocks = _Blocks()
+    blocks = Blocks()
     for kind in ("cubin", "ptx"):
         for variant in sorted(places):
             place = blocks.add(kind, places[variant].with_suffix(f".{kind}").read_bytes())
@@ -93,10 +93,10 @@ def packed(capability: int, places: dict[Variant, Path]) -> bytes:
         "sources": sources.digest(), "kernels": kernels,
     }  # fmt: skip
     contents = {"manifest.json": json.dumps(manifest, sort_keys=True, indent=0).encode()}
-    return _zipped(contents | blocks.finished())
+    return zipped(contents | blocks.finished())
 
 
-class _Blocks:
+class Blocks:
     """Concatenates contents into blocks, which are compressed as a whole."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class _Blocks:
         return {name: bytes(block) for name, block in self._blocks.items()}
 
 
-def _zipped(contents: dict[str, bytes]) -> bytes:
+def zipped(contents: dict[str, bytes]) -> bytes:
     """Return a reproducible zip of entries that are compressed by xz."""
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as file:

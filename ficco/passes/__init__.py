@@ -206,7 +206,12 @@ class _Compiler:
             return [entry]
         if not step.parts:
             return self._launches(step.id, step, step, after)
-        return self._gated(step, after) if self.target.kernels else self._by_parts(step, after)
+        return self._gated(step, after) if self._has_kernel(step) else self._by_parts(step, after)
+
+    def _has_kernel(self, step: Step) -> bool:
+        """Return whether a kernel runs a gated step."""
+        target = self.target
+        return target.kernels or (target.gathers and gated.only_waits(self.plan, step))
 
     def _waiting_lane(self, lane: str) -> str:
         """Return the lane of a wait: kernels run on the caller's stream alone."""

@@ -18,10 +18,20 @@ from ficco.plan import Part, Product, RankPlan, Region, Step, signal_place
 from ficco.program import Gated
 from ficco.tables import Arrived, GatedPart
 
-__all__ = ["launches_of"]
+__all__ = ["launches_of", "only_waits"]
 
 _OWN, _WINDOW, _RESULT, _PARTIAL, _RECV = "own", "window", "c", "partial", "recv"
 _Work = list[tuple[Part, Product]]
+
+
+def only_waits(plan: RankPlan, step: Step) -> bool:
+    """Return whether the parts of a gated step wait for their rows and do no more."""
+    windows = {buffer.name for buffer in plan.buffers if buffer.role == "window"}
+    return step.kind == "gemm" and not any(
+        part.raises
+        or any(product.accumulate or _split(product.add, windows)[0] for product in part.products)
+        for part in step.parts
+    )
 
 
 def launches_of(plan: RankPlan, step: Step) -> list[Gated]:

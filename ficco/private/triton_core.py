@@ -8,6 +8,7 @@ Triton's own launch, `function[grid](...)`, which compiles the kernel. `why_not_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ficco.errors import EngineError
@@ -91,15 +92,21 @@ def compile_ahead(
 
 
 def compile_for_amd(
-    function: Any, signature: Mapping[str, Any], arch: str, wavefront: int, warps: int
+    function: Any,
+    signature: Mapping[str, Any],
+    arch: str,
+    wavefront: int,
+    options: Mapping[str, int],
+    constants: Mapping[str, Any] = MappingProxyType({}),
+    attributes: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
 ) -> Any:
     """Compile a function for an AMD GPU; `code_object_of` and `facts_of` read the result.
 
     Check `why_not_ahead` first.
     """
-    source = AheadSource(function, dict(signature), {})
+    source = AheadSource(function, dict(signature), dict(constants), dict(attributes))
     target = Target("hip", arch, wavefront)
-    return compile_source(source, target=target, options={"num_warps": warps})
+    return compile_source(source, target=target, options=dict(options))
 
 
 def code_object_of(kernel: Any) -> tuple[bytes, str]:
@@ -112,6 +119,18 @@ def code_object_of(kernel: Any) -> tuple[bytes, str]:
     if "hsaco" not in assemblies or "amdgcn" not in assemblies:
         raise EngineError("the installed Triton does not provide a kernel's code object")
     return assemblies["hsaco"], assemblies["amdgcn"]
+
+
+def shared_bytes_of(kernel: Any) -> int:
+    """Return the dynamic shared memory of a kernel that was compiled for an AMD GPU.
+
+    Raises:
+        EngineError: Triton does not tell it.
+    """
+    metadata: Any = getattr(kernel, "metadata", None)
+    if not hasattr(metadata, "shared"):
+        raise EngineError("the installed Triton does not have shared in a kernel's metadata")
+    return int(metadata.shared)
 
 
 def facts_of(kernel: Any) -> Facts:

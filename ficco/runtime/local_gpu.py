@@ -222,7 +222,7 @@ class GpuLocalRuntime:
 
     def _bind(self, plan: Plan, streams: Sequence[Any]) -> _Bound:
         if self.world > 1:
-            self._vendor.check_runs(plan.schedule, self._compute)
+            self._vendor.check_runs(plan.problem, plan.schedule, self._compute, self.no_overlap)
         need = window_bytes_of(plan.ranks[0]).joined(LEAST if self.world > 1 else WindowBytes())
         if not self._place.windows.sizes.has(need):
             self._grow(need, streams)

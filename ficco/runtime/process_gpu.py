@@ -161,7 +161,7 @@ class GpuProcessRuntime(ProcessRuntime):
 
     def _bind(self, problem: Problem, schedule: Schedule, plan: RankPlan | None = None) -> Call:
         if self.world > 1:
-            self._vendor.check_runs(schedule, self._compute)
+            self._vendor.check_runs(problem, schedule, self._compute, self.no_overlap)
         return super()._bind(problem, schedule, plan)
 
     def _bound_program(self, plan: RankPlan, digest: int) -> gpu.BoundProgram:

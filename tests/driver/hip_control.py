@@ -85,6 +85,27 @@ class Hip:
         self.hipModuleLaunchKernel(kernel, 1, 1, 1, 64, 1, 1, 0, stream, parameters, None)
 
 
+def stand_in(kernel: int, sizes: list[int], run: control.Kernel) -> None:
+    """Let the double run a Python function in place of a kernel of a code object.
+
+    Args:
+        kernel: its handle.
+        sizes: bytes of every parameter.
+        run: as `control.kernel` has it.
+    """
+
+    def call(parameters: Any, shape: Any) -> None:
+        run([parameters[i] for i in range(len(sizes))], tuple(shape[:5]))
+
+    control._kernels.append(control._HOST_KERNEL(call))
+    table = ctypes.c_size_t * len(sizes)
+    stand = control._function(
+        "ficcoDoubleStandInWith", ctypes.c_int, ctypes.c_void_p, table, ctypes.c_int,
+        control._HOST_KERNEL,
+    )  # fmt: skip
+    assert stand(kernel, table(*sizes), len(sizes), control._kernels[-1]) == 0
+
+
 def run(file: str, *arguments: str, env: dict[str, str], timeout_s: float = 20) -> str:
     """Run a Python file, which must end well, and return what it says."""
     done = subprocess.run(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine_node import Node
+from gated_on_hip import HipKernels
 from hip_control import LIBRARY, Hip
 from numpy_on_stream import NumpyOnStream
 
@@ -25,13 +26,13 @@ HIP = replace(Machine.named("mi300x8"), name="double")
 
 
 class NumpyOnHip(NumpyOnStream):
-    """See `NumpyOnStream`; it has no kernels, as arrays on AMD devices."""
+    """See `NumpyOnStream`; the gated GEMM is that of the package."""
 
     _library, _launch_host, _capturing = LIBRARY, "hipLaunchHostFunc", "hipStreamIsCapturing"
 
     def __init__(self, streams: dict[int, int]) -> None:
         super().__init__(streams)
-        self.kernels = None
+        self.kernels = HipKernels(self)
 
     @contextmanager
     def on(self, device: int, stream: int) -> Iterator[None]:

@@ -98,7 +98,9 @@ class Kernels:
         stop_word: Callable[[], int],
         begun: bool = False,
         release: WindowRelease | None = None,
+        missed_word: int = 0,
     ) -> Prepared:
+        assert not missed_word
         return Prepared(tuple(parts), timeout_s, stop_word(), begun, release)
 
     def place(self, b: Any) -> tuple[int, int, bool]:

@@ -12,10 +12,7 @@ import struct
 import sys
 import tempfile
 
-import double_control as control
-from hip_control import Hip, on_hip_double, refusal
-
-_TABLES: list[object] = []  # for ever, as the double may still run them
+from hip_control import Hip, on_hip_double, refusal, stand_in
 
 
 def code_object() -> bytes:
@@ -37,23 +34,6 @@ def code_object() -> bytes:
         source = ASTSource(scale, signature=types, constexprs={"block": 64})
         compiled = triton.compile(source, target=GPUTarget("hip", "gfx942", 64))
         return bytes(compiled.asm["hsaco"])
-
-
-def stand_in(kernel: int, sizes: list[int], run: control.Kernel) -> None:
-    def call(parameters: object, shape: object) -> None:
-        run([parameters[i] for i in range(len(sizes))], tuple(shape[:5]))  # type: ignore[index]
-
-    _TABLES.append(control._HOST_KERNEL(call))
-    table = ctypes.c_size_t * len(sizes)
-    function = control._function(
-        "ficcoDoubleStandInWith",
-        ctypes.c_int,
-        ctypes.c_void_p,
-        table,
-        ctypes.c_int,
-        control._HOST_KERNEL,
-    )
-    assert function(kernel, table(*sizes), len(sizes), _TABLES[-1]) == 0
 
 
 @on_hip_double(needs="triton")

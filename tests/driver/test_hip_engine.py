@@ -40,8 +40,21 @@ def test_it_is_right_however_the_library_behaves(hip_folder: Path, double: dict[
     assert "right" in said
 
 
-def test_a_late_rank_is_named_and_its_peers_are_released(hip_folder: Path) -> None:
-    assert "right" in on_double(hip_folder, "late", {}, world=3)
+@pytest.mark.parametrize("name", ["hetero_fused_1d", "gated_1d"])
+def test_a_late_rank_is_named_and_its_peers_are_released(hip_folder: Path, name: str) -> None:
+    assert "right" in on_double(hip_folder, "late", {}, world=3, name=name)
+
+
+def test_a_gated_gather_is_a_launch_of_the_package_s_kernel(hip_folder: Path) -> None:
+    assert "right" in on_double(hip_folder, "gated", {"stale": 1}, world=3)
+
+
+def test_graphs_replay_gated_gathers(hip_folder: Path) -> None:
+    assert "right" in on_double(hip_folder, "replayed", {"stale": 1}, world=3)
+
+
+def test_a_chunk_that_does_not_come_is_named(hip_folder: Path) -> None:
+    assert "right" in on_double(hip_folder, "missing", {}, world=3)
 
 
 def test_copies_that_write_nothing_are_found(hip_folder: Path) -> None:

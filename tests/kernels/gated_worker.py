@@ -149,7 +149,7 @@ def products() -> None:
             gated_matmul(*case.arguments())
             case.hold(f"{name}, {n=} {k=}, {dtype} {pad=} {layout} {bias=}")
             assert not case.status.item()
-            chosen = gated._arguments(*case.arguments())
+            chosen = gated.arguments_of(*case.arguments())
             paths |= {(flag, chosen[flag]) for flag in ("OWN_BULK", "WINDOW_BULK", "B_BULK")}
     assert len(paths) == 6, f"{paths}: bulk loads and others, of every operand"
     for dtype in DTYPES:  # as they are shipped

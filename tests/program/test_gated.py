@@ -9,9 +9,13 @@ from handmade import signalling_reduce_scatter
 
 from ficco.errors import ScheduleError
 from ficco.lowering import lower_rank
-from ficco.passes.gated import launches_of
+from ficco.machine import Machine
+from ficco.passes import compile_plan
+from ficco.passes.gated import launches_of, only_waits
 from ficco.problem import Problem
+from ficco.program import Gated, Gemm
 from ficco.schedule import Schedule
+from ficco.target import hip_target
 
 
 @pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
@@ -40,3 +44,29 @@ def test_parts_of_several_kinds_are_no_launch() -> None:
     step = next(step for step in plan.steps if step.parts)
     with pytest.raises(ScheduleError, match="a separate launch"):
         launches_of(plan, step)
+
+
+@pytest.mark.parametrize(
+    ("op", "waits"),
+    [
+        ("all_gather_matmul", True), ("all_to_all_matmul", True), ("matmul_reduce_scatter", False),
+        ("matmul_all_reduce", False), ("matmul_all_to_all", False),
+    ],
+)  # fmt: skip
+def test_amd_devices_have_a_launch_for_parts_that_only_wait(op: str, waits: bool) -> None:
+    """It releases no window. With it, or without, the program has the same products."""
+    problem = Problem.chunked(op, 3, 12, 9, 15, "bfloat16")
+    schedule = replace(Schedule.named("gated_1d"), grain=2).resolve(3, Machine.named("mi300x8"))
+    plan = lower_rank(problem, schedule, 1)
+    (step,) = [step for step in plan.steps if step.parts]
+    assert only_waits(plan, step) == waits
+    works = [launch.work for launch in compile_plan(plan, hip_target()).launches]
+    gated = [work for work in works if isinstance(work, Gated)]
+    apart = compile_plan(plan, hip_target(gathers=False)).launches
+    products = [launch.work for launch in apart if isinstance(launch.work, Gemm)]
+    if not waits:
+        assert not gated and works == [launch.work for launch in apart]
+        return
+    (work,) = gated
+    assert work.release is None and len(work.parts) == len(step.parts) == len(products)
+    assert [part.rows for part in work.parts] == [product.a.rows for product in products]
