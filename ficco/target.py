@@ -39,7 +39,8 @@ class Target(NamedTuple):
         wait: how a device waits for signals: "stream": a memory operation of a lane's stream; or
             "kernel": a kernel of one block on the caller's stream, which gives up in time by
             itself. Then other lanes wait for the end of that kernel. Threads wait by themselves.
-        copies_2d: whether one copy moves rows that are not adjacent. Otherwise each row is a copy.
+        copies_2d: whether one copy moves rows that are not adjacent. Otherwise each row of a part
+            of the columns is a copy, and rows of whole buffers are adjacent: engines pack others.
         collectives: whether a library runs the program, with collectives in place of copies between
             ranks and signals.
         gathers: whether a kernel runs a gated step whose parts only wait, though there are no

@@ -12,7 +12,7 @@ import torch
 from ficco.compute import DeviceKernels, Slots
 from ficco.compute.torch_bags import pooled_bags
 from ficco.compute.torch_dtypes import TORCH_DTYPE
-from ficco.compute.torch_kernels import TorchKernels
+from ficco.compute.torch_kernels import AmdTorchKernels, TorchKernels
 from ficco.dtypes import ALL
 from ficco.errors import EngineError
 from ficco.kernels.summing import sum_partials
@@ -69,7 +69,7 @@ class TorchDeviceCompute:
     """See `ficco.compute.DeviceCompute`. Handles are tensors."""
 
     name = "torch"
-    kernels: DeviceKernels | None = None if torch.version.hip else TorchKernels()
+    kernels: DeviceKernels | None = AmdTorchKernels() if torch.version.hip else TorchKernels()
 
     def stream(self) -> int:
         """See `DeviceCompute.stream`."""
@@ -198,8 +198,8 @@ class TorchDeviceCompute:
     ) -> None:
         """Store a sum in the target by ficco's own kernel, or by PyTorch if there is none."""
         try:
-            if self.kernels is None:
-                raise EngineError("ficco has no kernels for AMD GPUs")
+            if torch.version.hip:
+                raise EngineError("ficco has no such kernel for AMD GPUs")
             sum_partials(slots.first, slots.distance, slots.number, own, own_at, bias, target)
         except EngineError as reason:
             _warn(str(reason))

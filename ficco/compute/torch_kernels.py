@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ficco.compute.amd_kernels import AmdKernels
 from ficco.compute.own_kernels import OwnKernels, one_kernel_places
 from ficco.errors import InputError
 from ficco.kernels.arrays import Arrays, library_of
 
-__all__ = ["TorchKernels", "one_kernel_places"]
+__all__ = ["AmdTorchKernels", "TorchKernels", "one_kernel_places"]
 
 
 class TorchKernels(OwnKernels):
@@ -25,3 +26,7 @@ class TorchKernels(OwnKernels):
                 "kernels for a new shape cannot be prepared while a CUDA graph is captured; make "
                 "the call once before the capture"
             )
+
+
+class AmdTorchKernels(TorchKernels, AmdKernels):
+    """See `AmdKernels`. Handles are tensors."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ficco import _native
 from ficco.compute import DeviceCompute
+from ficco.dtypes import ELEMENT_BYTES
 from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.devices import Device
 from ficco.engines.launches import Launches
@@ -27,7 +28,7 @@ from ficco.engines.prepared import CallSlots, PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
-from ficco.program import Gated, OneKernel, Program
+from ficco.program import Copy, Gated, OneKernel, Program
 from ficco.timeline import Span
 
 __all__ = ["BoundProgram"]
@@ -88,6 +89,7 @@ class BoundProgram:
         self._held = False  # whether the window holds the launches
         self._views: list[dict[Region, Any]] = [{}, {}]  # of windows, by copy of the call
         self._weights = [b.name for b in program.buffers if b.role == "weight"]
+        self._adjacent = () if program.target.copies_2d else _copied_whole(program)
         self._dtype = next(b.dtype for b in program.buffers if b.role == "output")
 
     def _window_handles(self, copy: int) -> dict[tuple[str, int], Any]:
@@ -128,7 +130,8 @@ class BoundProgram:
 
         Args:
             arrays: inputs, weights and outputs by buffer name, of the plan's shapes and dtypes;
-                inputs that copies read have unit stride along rows.
+                inputs that copies read have unit stride along rows. Where copies need adjacent
+                rows, other inputs and outputs are copied.
             copy: the window copy of this call.
             traced: whether to record times, for `spans`.
 
@@ -151,6 +154,7 @@ class BoundProgram:
                 native.start(copy, self._compute.stream(), traced, addresses, pitches)
                 self._submit(self._view(local, copy), armed, traced)
                 native.finish()
+            self._unpack(local, arrays)
         except BaseException:
             native.abandon()
             raise
@@ -170,6 +174,8 @@ class BoundProgram:
             return None
         if not all(self._compute.reads(arrays[name]) for name in self._weights):
             return None  # the library reads a copy of the weight
+        if not all(self._is_packed(name, arrays[name]) for name in self._adjacent):
+            return None  # copy engines read a copy of the input
         state, parts = launches.state, (self._native, launches, self._compute)
         before = self._leader(list(arrays)) if self._leading else None
         slots = CallSlots(self._numbers, self._count, self._workspaces)
@@ -211,6 +217,8 @@ class BoundProgram:
         """Return a call's matrices by name, and their addresses and pitches by slot."""
         compute = self._compute
         local = dict(arrays)
+        for name in self._adjacent:
+            local[name] = self._packed(name, local[name])
         for name in self._weights:
             local[name] = compute.operand(local[name])
         for buffer in self._workspaces:
@@ -221,6 +229,30 @@ class BoundProgram:
         if self._launches is not None:
             self._launches.place(local, addresses, pitches)
         return local, addresses, pitches
+
+    def _is_packed(self, name: str, given: Any) -> bool:
+        buffer = self._buffers[name]
+        _, pitch = self._compute.place(given)
+        return buffer.rows <= 1 or pitch == buffer.cols * ELEMENT_BYTES[buffer.dtype]
+
+    def _packed(self, name: str, given: Any) -> Any:
+        """Return a matrix whose rows are adjacent: the given one, or a new one for it.
+
+        It is a copy of an input, and holds arbitrary values for an output.
+        """
+        if self._is_packed(name, given):
+            return given
+        buffer, compute = self._buffers[name], self._compute
+        packed = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+        if buffer.role == "input":
+            compute.reduce([given], packed)
+        return packed
+
+    def _unpack(self, local: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Store the outputs that were packed where the caller wants them."""
+        for name in self._adjacent:
+            if self._buffers[name].role == "output" and local[name] is not arrays[name]:
+                self._compute.reduce([local[name]], arrays[name])
 
     def _leader(self, names: Sequence[str]) -> Callable[[Sequence[Any], int], None]:
         """Return a function that enqueues the launches before a call that is one kernel.
@@ -298,6 +330,19 @@ class BoundProgram:
         """
         times: npt.NDArray[np.int64] = self._native.times()
         return spans_of(self.program, self.rows, times)
+
+
+def _copied_whole(program: Program) -> tuple[str, ...]:
+    """Return the inputs and outputs of which a copy moves several rows at once."""
+    given = {buffer.name for buffer in program.buffers if buffer.role in ("input", "output")}
+    found = {
+        region.buffer
+        for entry in program.entries
+        if isinstance(entry, Copy)
+        for region in (entry.source, entry.target)
+        if region.rank == program.rank and region.rows > 1 and region.buffer in given
+    }
+    return tuple(sorted(found))
 
 
 def _called(launch: Callable[[], None]) -> Call:

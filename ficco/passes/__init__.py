@@ -36,7 +36,6 @@ __all__ = ["COMPUTE", "compile_by_step", "compile_plan"]
 
 COMPUTE = ("gemm", "reduce", "bag")
 CALLER = "caller"  # lane of waits by kernels in programs that compute nothing
-_ADJACENT = ("window", "mailbox", "workspace")  # roles of buffers whose rows are adjacent
 
 
 def compile_plan(plan: RankPlan, target: Target) -> Program:
@@ -130,7 +129,7 @@ class _Compiler:
         self.within: set[str] = {step.id for step in self.raises.values()}
         self.contiguous: dict[str, int] | None = None
         if not target.copies_2d:
-            self.contiguous = {b.name: b.cols for b in plan.buffers if b.role in _ADJACENT}
+            self.contiguous = {buffer.name: buffer.cols for buffer in plan.buffers}
 
     def compiled(self) -> list[Entry]:
         """Return the entries of all steps. A plan is compiled per shape, so this must be fast."""

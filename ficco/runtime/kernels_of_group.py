@@ -9,7 +9,7 @@ from ficco.runtime.process import ProcessRuntime
 __all__ = ["kernels_of"]
 
 
-_NOT_FOR_AMD = "ficco has no such kernels for AMD GPUs"
+_NOT_FOR_AMD = "on AMD GPUs there is only a gated gather, whose tiles are not tuned"
 
 
 def kernels_of(runtime: ProcessRuntime) -> GroupKernels:

@@ -52,9 +52,14 @@ def functions(here: Any, world: int) -> None:
         check(here.rank, world)
     values_worker.pooling(here.rank, world, served_names())
     x, w = draw(here.rank, 6, 5), draw(99, 5, 4)
+    want = torch.cat([draw(r, 6, 5) for r in range(world)]).double() @ w.double()
+    for turn in range(3):
+        y = ficco.all_gather_matmul(x, w, schedule="gated_1d")
+        values_worker.close(y, want, f"gated, turn {turn}")
+    assert world == 1 or here.compute.kernels.launches >= 3, "the kernel was not launched"
     if world > 1:
         said = "does not run on AMD devices"
-        refused(lambda: ficco.all_gather_matmul(x, w, schedule="gated_1d"), said)
+        refused(lambda: ficco.matmul_all_reduce(x, w, schedule="gated_1d"), said)
         ficco.reset()
 
 

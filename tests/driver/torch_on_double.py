@@ -27,7 +27,7 @@ from numpy_on_stream import NumpyOnStream
 
 from ficco.runtime import process_gpu
 
-__all__ = ["Calls", "OnTensors", "Rank", "Shortly", "dress"]
+__all__ = ["Calls", "OnTensors", "Rank", "Shortly", "array_of", "dress"]
 
 Tensor = torch.Tensor
 _HERE = "cuda"
@@ -112,7 +112,7 @@ class CudaCalls:
 
 class _Kernels(LaunchedKernels):
     def place(self, b: Any) -> tuple[int, int, bool]:
-        return super().place(_array(b))
+        return super().place(array_of(b))
 
 
 class OnTensors(NumpyOnStream):
@@ -133,10 +133,10 @@ class OnTensors(NumpyOnStream):
         self.kernels = _Kernels(self)
 
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
-        return super().part(_array(handle), row0, row1, col0, col1)
+        return super().part(array_of(handle), row0, row1, col0, col1)
 
     def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
-        super().gemm(_array(a), _array(b), _array(c), accumulate, add)
+        super().gemm(array_of(a), array_of(b), array_of(c), accumulate, add)
 
     def place(self, handle: Any) -> tuple[int, int]:
         if isinstance(handle, Tensor) and handle.numel():
@@ -144,7 +144,7 @@ class OnTensors(NumpyOnStream):
             if storage.data_ptr() not in self._known | self._kept:
                 self._calls.register(storage.data_ptr(), storage.nbytes())
                 self._known[storage.data_ptr()] = storage
-        return super().place(_array(handle))
+        return super().place(array_of(handle))
 
     def keep(self) -> None:
         """Keep what calls know that a graph makes again."""
@@ -160,26 +160,26 @@ class OnTensors(NumpyOnStream):
         self._made.clear()
 
     def reads(self, handle: Any) -> bool:
-        found = _array(handle)  # as on GPUs, where kernels read rows or columns
+        found = array_of(handle)  # as on GPUs, where kernels read rows or columns
         return found.itemsize in found.strides and not (
             isinstance(handle, Tensor) and handle.is_neg()
         )
 
     def operand(self, handle: Any) -> Any:
-        found = _array(handle)
+        found = array_of(handle)
         if not self.reads(found):
             found = found.copy()
         self._made.append(found)  # PyTorch's own memory is given again in stream order
         return found
 
     def fill_nan(self, handle: Any) -> None:
-        super().fill_nan(_array(handle))
+        super().fill_nan(array_of(handle))
 
 
-def _array(handle: Any) -> Any:
-    from ficco.modules.calling import _array as array_of
+def array_of(handle: Any) -> Any:
+    from ficco.modules.calling import _array
 
-    return array_of(handle) if isinstance(handle, Tensor) else handle
+    return _array(handle) if isinstance(handle, Tensor) else handle
 
 
 class Rank:

@@ -10,9 +10,14 @@ import ctypes
 from typing import Any
 
 import torch
+from gated_on_hip import HipKernels
 from hip_control import LIBRARY, Hip
 from hip_node import NumpyOnHip
-from torch_on_double import Calls, OnTensors, Rank
+from torch_on_double import Calls, OnTensors, Rank, array_of
+
+from ficco.compute import GatedOperands
+from ficco.compute.own_kernels import Prepared
+from ficco.kernels.variants import Launch
 
 __all__ = ["HipRank"]
 
@@ -63,14 +68,29 @@ class HipCalls:
         return self._hip.status("hipEventQuery", event) == 0
 
 
+class _Kernels(HipKernels):
+    """See `HipKernels`; operands may be tensors."""
+
+    def place(self, b: Any) -> tuple[int, int, bool]:
+        return super().place(array_of(b))
+
+    def launch_of(self, prepared: Prepared, operands: GatedOperands) -> Launch | None:
+        arrays = {
+            name: array_of(each)
+            for name, each in operands._asdict().items()
+            if isinstance(each, torch.Tensor)
+        }
+        return super().launch_of(prepared, operands._replace(**arrays))
+
+
 class _Compute(OnTensors, NumpyOnHip):
-    """See `OnTensors`; it has no kernels."""
+    """See `OnTensors`; the gated GEMM is that of the package."""
 
     _library = LIBRARY
 
     def __init__(self, device: int, stream: int, driver: Calls) -> None:
         super().__init__(device, stream, driver)
-        self.kernels: Any = None
+        self.kernels: Any = _Kernels(self)
 
 
 class HipRank(Rank):
