@@ -187,9 +187,9 @@ def prepare(
 
     Args:
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
-        machine: a profile or its name, equal on all ranks. "cuda", or another profile of that
-            engine, opens the group for tensors of the current GPU; other profiles open it for CPU
-            tensors. A group may be opened for both.
+        machine: a profile or its name, equal on all ranks. "cuda", or another profile of GPUs,
+            opens the group for tensors of the current GPU; other profiles open it for CPU tensors.
+            A group may be opened for both. With PyTorch for ROCm, "cuda" stands for "hip".
         compute: "torch" or "numpy", the library for GEMMs on the CPU.
         timeout_s: the longest time that any wait may last before the group fails, in seconds. To
             open the group, ranks may arrive up to 300 s apart, or timeout_s if that is longer.
@@ -212,7 +212,7 @@ def prepare(
     note_group(pg)
     _close_destroyed()
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
-    if profile.engine == "cuda":
+    if profile.engine != "host":
         if pg in _gpu_runtimes or pg in _fallbacks:
             raise InputError("the group is already open for GPUs; call ficco.close(group) first")
         _open_gpus(pg, profile, timeout_s, most_window_bytes)
@@ -237,6 +237,8 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     from ficco.runtime.kernels_of_group import kernels_of
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
+    if torch.version.hip is not None and profile.name == "cuda":
+        profile = Machine.named("hip")
     try:
         with _opening(pg):
             runtime = GpuProcessRuntime(pg, profile, timeout_s)

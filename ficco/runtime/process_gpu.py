@@ -65,7 +65,7 @@ class GpuProcessRuntime(ProcessRuntime):
 
     Args:
         group: a ProcessGroup with the nccl backend, or a DeviceMesh of one dimension.
-        machine: a profile whose engine is "cuda", the same on every rank.
+        machine: a profile whose engine is "cuda" (PyTorch for ROCm: "hip"), the same on every rank.
         timeout_s: the longest time of any wait, on the device or in a rendezvous, in seconds.
 
     Attributes:
@@ -95,6 +95,7 @@ class GpuProcessRuntime(ProcessRuntime):
         self._places: list[_Place] = []  # the last one is in use
         self._agreed_sizes = WindowBytes()
         self._vendor = vendor()
+        self.engine = "cuda" if torch.version.hip is None else "hip"
         self._next_memory: WindowMemory | None = (
             None  # for the next window, between `_join` and `_move_to`
         )

@@ -54,11 +54,16 @@ def profile_for(machine: Machine, device: str, world: int) -> Machine | None:
 
 @lru_cache(maxsize=64)
 def shipped_for(device: str, world: int) -> Machine | None:
-    """Return the shipped profile of at least `world` such devices, with the fewest, or None."""
+    """Return the shipped profile of at least `world` such devices, with the fewest, or None.
+
+    That of AMD's devices has published figures, so it must be named.
+    """
     profiles = []
     for name in data.names("machines"):
         head = data.load("machines", name, "machine", MachineError)
-        if head.get("device") == device and head["devices"] >= world:
+        if head["engine"] == "hip" or head.get("device") != device:
+            continue
+        if head["devices"] >= world:
             profiles.append((head["devices"], name))
     return _named(min(profiles)[1]) if profiles else None
 

@@ -7,6 +7,7 @@ The checks are those of torch_worker.py, by the schedules that the engine for AM
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,25 @@ def serial_without_trust(here: Any, world: int) -> None:
     assert chosen.schedule.name == "serial" and "no copy engine" in chosen.reasons[0]
 
 
+def predicted(here: Any, world: int) -> None:
+    """A profile that is named, and it alone, lets `auto` choose what the engine has."""
+    from ficco.modules.auto import choice
+    from ficco.problem import Problem
+
+    x, w = draw(here.rank, 64, 5), draw(99, 5, 4)
+    want = torch.cat([draw(r, 64, 5) for r in range(world)]).double() @ w.double()
+    for schedule in ("auto", "shard_p2p"):
+        values_worker.close(ficco.all_gather_matmul(x, w, schedule=schedule), want, schedule)
+    (runtime,) = ficco.modules.groups._gpu_runtimes.values()
+    problem = Problem.chunked("all_gather_matmul", world, 65536, 16384, 8192, "bfloat16")
+    assert choice(problem, runtime, x.device).predicted_ms is None
+    os.environ["FICCO_MACHINE"] = "mi300x8"
+    chosen = choice(problem, runtime, x.device)
+    assert chosen.schedule.name in served_names("all_gather_matmul"), chosen
+    assert chosen.schedule.name != "serial" and chosen.schedule.cut == "rows"
+    del os.environ["FICCO_MACHINE"]
+
+
 def refused_devices(here: Any, world: int) -> None:
     """Copies that write nothing: the group runs torch.distributed, and says why."""
     x, w = draw(here.rank, 6, 5), draw(99, 5, 4)
@@ -123,7 +143,8 @@ torch_failures.REFUSED = (
 CHECKS = {
     each.__name__: each
     for each in (
-        functions, gradients, serial_without_trust, refused_devices, torch_worker.captures,
+        functions, gradients, predicted, serial_without_trust, refused_devices,
+        torch_worker.captures,
         torch_failures.failures, torch_failures.refused_by_driver, at_random,
     )
 }  # fmt: skip

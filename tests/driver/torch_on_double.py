@@ -191,6 +191,8 @@ class Rank:
         waits: whether every call is waited for.
     """
 
+    device_name = "NVIDIA H200"
+
     def __init__(self, rank: int, folder: Path) -> None:
         self.rank, self.waits = rank, True
         self.calls = self._open()
@@ -314,7 +316,7 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=here.stream),
         "mem_get_info": lambda device=None: (1 << 36, 1 << 36),
         "memory_reserved": lambda device=None: 0, "memory_allocated": lambda device=None: 0,
-        "get_device_name": lambda device=None: "NVIDIA H200",
+        "get_device_name": lambda device=None: here.device_name,
         "get_device_properties": lambda device=None: SimpleNamespace(
             multi_processor_count=132, major=9, minor=0, total_memory=141 << 30
         ),

@@ -96,6 +96,8 @@ class _Compute(OnTensors, NumpyOnHip):
 class HipRank(Rank):
     """See `Rank`."""
 
+    device_name = "AMD Instinct MI300X"
+
     def _open(self) -> Calls:
         hip = Hip()
         hip.hipSetDevice(self.rank)
