@@ -192,14 +192,14 @@ class TestMachine:
         engines |= dict.fromkeys(
             ("cuda", "h100x2", "h100x4", "h100x8", "h200x2", "h200x4", "h200x8"), "cuda"
         )
-        engines |= {"mi300x8": "hip"}
+        engines |= dict.fromkeys(("hip", "mi300x8"), "hip")
         assert set(data.names("machines")) == set(engines)
         for name, engine in engines.items():
             machine = Machine.named(name)
             assert machine.name == name and machine.about and machine.engine == engine
             assert machine.paced == (engine == "host" and name != "host")
             assert (machine.paced_link is not None) == machine.paced
-            assert machine.rated == (name not in ("host", "cuda"))
+            assert machine.rated == (name not in ("host", "cuda", "hip"))
             assert machine.whole_transport == ("dma" if engine == "host" else "collective")
         for ranks in (4, 8):
             mesh, switch = Machine.named(f"mesh{ranks}"), Machine.named(f"switch{ranks}")
