@@ -40,7 +40,13 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Node:
-    """A runtime on the first devices of the double, and running problems on it."""
+    """A runtime on the first devices of the double, and running problems on it.
+
+    Attributes:
+        apart: elements between the rows of its matrices.
+    """
+
+    apart = 3
 
     def __init__(self, world: int, timeout_s: float = 20.0) -> None:
         self.cuda, self.world, self.streams = Cuda(), world, {}
@@ -62,7 +68,7 @@ class Node:
     def empty(self, rank: int, like: Any) -> Any:
         """Allocate for an array, with rows that are further apart than they are long."""
         rows, cols = like.shape
-        apart = 0 if like.dtype == np.int64 else 3
+        apart = 0 if like.dtype == np.int64 else self.apart
         with self.compute.on(rank, self.streams[rank]):
             return self.compute.empty(rows, cols + apart, like.dtype.name)[:, :cols]
 

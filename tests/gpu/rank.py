@@ -87,9 +87,9 @@ class Rank:
         from ficco.engines.window_layout import COPIES, Layout
         from ficco.tables import VACANT
 
-        layout, memory = Layout(window.sizes), window.keep[0]
-        memory[layout.data : layout.data + COPIES * layout.sizes.window].fill_(0xFF)
-        boxes = memory[layout.mail_data :].view(torch.int32)
+        layout, words = Layout(window.sizes), window.keep.all[0]
+        words[layout.data // 4 : (layout.data + COPIES * layout.sizes.window) // 4].fill_(-1)
+        boxes = words[layout.mail_data // 4 :]
         assert bool((boxes == VACANT - (1 << 32)).all()), "something was left in a mailbox"
         self.meet()
 
