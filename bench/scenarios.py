@@ -79,6 +79,7 @@ VARIANTS: dict[str, Callable[[Machine], Machine]] = {
     "GEMMs are 20% slower": lambda machine: gemms(machine, 0.8),
     "GEMMs are 20% faster": lambda machine: gemms(machine, 1.2),
     "GEMMs and copies slow each other down by 10%": lambda machine: contention(machine, 1.1),
+    "kernels make the copies, and wait for GEMMs": lambda _: Machine.named(MACHINE + "_blit"),
     "launches, signals and contention as on H200": lambda machine: costs_of(machine, "h200x4"),
 }
 

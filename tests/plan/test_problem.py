@@ -192,7 +192,7 @@ class TestMachine:
         engines |= dict.fromkeys(
             ("cuda", "h100x2", "h100x4", "h100x8", "h200x2", "h200x4", "h200x8"), "cuda"
         )
-        engines |= dict.fromkeys(("hip", "mi300x8"), "hip")
+        engines |= dict.fromkeys(("hip", "mi300x8", "mi300x8_blit"), "hip")
         assert set(data.names("machines")) == set(engines)
         for name, engine in engines.items():
             machine = Machine.named(name)
