@@ -89,10 +89,11 @@ def _simulated(document: Document) -> list[str]:
         "### How much the assumptions matter", "",
         "One assumption changes at a time. Speed-ups are over `serial`:", "",
         *scenarios.sensitivity(document), "",
-        "*Kernels make the copies* is the profile `mi300x8_blit`: copies stand still while a GEMM "
-        "runs, so nothing overlaps. `ficco doctor` says whether the copies of a machine are such; "
-        "ficco then takes `serial` and refuses gated schedules, whose kernels would wait for copies "
-        "that wait for them. `ficco sweep paper_mi300x --simulate mi300x8_blit` simulates it.", "",
+        "*Kernels make the copies* is the profile `mi300x8_blit`: copies stand still while a "
+        "GEMM runs, so nothing overlaps. `ficco doctor` says whether a machine's copies are "
+        "such; ficco then takes `serial` and refuses gated schedules, whose kernels would wait "
+        "for copies that wait for them. `ficco sweep paper_mi300x --simulate mi300x8_blit` "
+        "simulates it.", "",
         "### Choices of the rule", "",
         "The simulator's times of the rule's choices, compared with the fastest candidates on the "
         "same profile:", "",

@@ -93,7 +93,7 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
     if args.machine is not None:
         machine = Machine.named(args.machine)
         if machine.engine == "hip":
-            raise InputError(f"machine {machine.name!r}: ficco does not run on AMD GPUs yet")
+            raise InputError(f"machine {machine.name!r}: this command does not run on AMD GPUs")
         if engine not in ("auto", machine.engine):
             raise InputError(
                 f"--engine {engine}: machine {machine.name!r} is for the {machine.engine} engine; "

@@ -57,8 +57,8 @@ def add_to(commands: Any) -> None:
     program.add_argument(
         "--target", choices=("host", "cuda", "hip", "library"),
         help="With --program: the target that it runs on. `library` is PyTorch, which runs "
-        "schedules with transport='collective'. `hip` is for AMD GPUs, on which ficco does not run "
-        "yet. Default: library for those schedules, else cuda.",
+        "schedules with transport='collective'. `hip` is for AMD GPUs, on which ficco has never "
+        "run. Default: library for those schedules, else cuda.",
     )  # fmt: skip
     program.add_argument(
         "--signals", choices=("write", "copy"),

@@ -30,7 +30,7 @@ _ASKED = {
     "rates": "the time of copies",
 }
 # Variables that change what drivers do; a report has those that are set.
-_OF_DRIVERS = ("AMD_", "CUDA_", "FICCO_", "GPU_", "HIP_", "HSA_", "NCCL_", "ROC_", "ROCR_")
+_OF_DRIVERS = ("AMD_", "CUDA_", "FICCO_", "GPU_", "HIP_", "HSA_", "ROC_", "ROCR_")
 
 
 def probe_findings(
@@ -46,6 +46,8 @@ def probe_findings(
     """
     if count < 2:
         return [], []
+    if count > MOST_GPUS:
+        say(f"probes the first {MOST_GPUS} of {count} devices")
     from ficco.engines.peer_windows import PeerWindows
     from ficco.engines.probe_record import ADVICE, probed
     from ficco.plan import WindowBytes
@@ -69,6 +71,10 @@ def probe_findings(
         )
         for verdict in record.verdicts
     ]  # fmt: skip
+    if count > MOST_GPUS:
+        found = f"the first {MOST_GPUS} of {count} devices were probed"
+        do = f"{peers.visible} names others"
+        findings.append(Finding(f"{vendor} probes", False, found, "several devices", do))
     return findings, [record]
 
 
@@ -96,7 +102,7 @@ def write_report(
 ) -> None:  # fmt: skip
     """Write all findings and records to a file, whole or not at all.
 
-    It has no name of the host or of the user.
+    The user's home folder is written as `~`.
 
     Raises:
         InputError: the file cannot be written.
@@ -114,7 +120,8 @@ def write_report(
     try:
         with temporary.folder(".ficco-", target.parent) as folder:
             file = folder / target.name
-            file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(document, indent=1).replace(str(Path.home()), "~")
+            file.write_text(text + "\n", encoding="utf-8")
             os.replace(file, target)
     except OSError as error:
         raise InputError(f"--report {target}: {error.strerror}") from None

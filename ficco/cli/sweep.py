@@ -165,7 +165,7 @@ def _here(name: str, ranks: int, grid: str) -> tuple[Machine, int]:
     machine = Machine.named(name) if name else None
     if machine is not None and machine.engine == "hip":
         raise InputError(
-            f"machine {name!r}: ficco does not run on AMD GPUs yet; --simulate {name} predicts"
+            f"machine {name!r}: this command does not run on AMD GPUs; --simulate {name} predicts"
         )
     if machine is not None and machine.engine == "host":
         return machine, ranks or min(machine.ranks, HOST_RANKS)

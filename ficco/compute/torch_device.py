@@ -172,6 +172,9 @@ class TorchDeviceCompute:
         if not sources:
             target.zero_()
             return
+        if len(sources) == 1:
+            target.copy_(sources[0])
+            return
         total = torch.zeros(target.shape, dtype=torch.float32, device=target.device)
         for source in sources:
             total.add_(source)

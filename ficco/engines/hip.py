@@ -12,15 +12,18 @@ from typing import Any, NamedTuple
 from ficco import _native
 from ficco.compute import DeviceCompute
 from ficco.engines import devices
+from ficco.engines.hip_memory import SharedMemory
 from ficco.engines.window_layout import Window
-from ficco.errors import ScheduleError
+from ficco.errors import EngineError, ScheduleError
 from ficco.kernels.amd_code import AWAIT_ENTRY, SHARED_BYTES, code_of
+from ficco.kernels.probe_code import ProbeCode, amd_probe_code
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import Target, hip_target
 
 __all__ = [
     "REMEDY",
+    "VARIABLES",
     "Capabilities",
     "Device",
     "GpuError",
@@ -30,13 +33,16 @@ __all__ = [
     "device_count",
     "library_path",
     "open_gpu",
+    "probe_code",
     "served_version",
     "signal_kinds",
     "target_of",
+    "why_no_windows",
     "writable_words",
 ]
 
 GpuError = _native.GpuError
+VARIABLES = ("AMD_", "GPU_", "HIP_", "HSA_", "ROC_", "ROCR_")  # first letters of the driver's
 REMEDY = (
     "check peer access with `rocm-smi --showtopoaccess`, or set HIP_VISIBLE_DEVICES to devices "
     "that XGMI connects"
@@ -115,6 +121,15 @@ class Device(devices.Device):
         return self.native.stop_word
 
 
+def probe_code(ordinal: int) -> ProbeCode:
+    """Return the kernels by which a device is probed.
+
+    Raises:
+        EngineError: there is no code for the device.
+    """
+    return amd_probe_code(capabilities(ordinal).arch)
+
+
 def signal_kinds() -> tuple[str, ...]:
     """Return the kinds of signals to try; see `ficco.engines.peer_signals`."""
     return ("copy",)
@@ -130,6 +145,16 @@ def blocked_by() -> str:
     for name in ("HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY"):
         if os.environ.get(name, "0") not in ("", "0"):
             return name
+    return ""
+
+
+def why_no_windows(device: int) -> str:
+    """Return why a device cannot have windows that other processes open, or ""."""
+    try:
+        code_of(AWAIT_ENTRY, capabilities(device).arch)
+        SharedMemory(device, 4).exported()
+    except (EngineError, GpuError) as error:
+        return str(error)
     return ""
 
 

@@ -46,8 +46,15 @@ class SharedMemory:
         return [_native.hip_export_memory(self._device, each).hex() for each in self.addresses]
 
     def opened(self, handles: Sequence[str]) -> list[int]:
-        """Return the addresses of another process's parts in this one."""
+        """Return the addresses of another process's parts in this one.
+
+        The device is allowed to access all that it can: HIP before rocm-systems pull request 817
+        does not do so when it opens a handle.
+        """
         found = []
+        for peer, reached in enumerate(_native.hip_capabilities(self._device)[-1]):
+            if reached and peer != self._device:
+                _native.hip_reach(self._device, peer)
         for handle in handles:
             found.append(_native.hip_open_memory(self._device, bytes.fromhex(handle)))
             self._opened.append(found[-1])

@@ -1,13 +1,12 @@
 """AMD's devices of one process, which access each other's memory.
 
-All calls are the native core's, which uses the library that PyTorch has loaded. hip-python opens a
-library by itself, and may find a second one.
-
 Nothing here has run on AMD's hardware; see "AMD" in docs/design.md.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from ficco.engines import hip
 from ficco.engines.peers import Peers
 from ficco.engines.window_layout import COPIES, WORDS_BYTES
 from ficco.errors import EngineError
-from ficco.kernels.probe_code import ProbeCode, amd_probe_code
+from ficco.kernels.probe_code import ProbeCode
 
 __all__ = ["HipPeers"]
 
@@ -107,19 +106,24 @@ class HipPeers(Peers):
         return hip.open_gpu(self.devices[rank])
 
     def identity(self) -> dict[str, Any]:
-        """See `Peers.identity`; the driver is that of the kernel, if it has a version."""
+        """See `Peers.identity`; the driver of the kernel is told by the kernel's release."""
         found = [hip.capabilities(device) for device in self.devices]
-        driver = Path("/sys/module/amdgpu/version")
+        build = Path(hip.library_path()).resolve()
+        variables = {
+            name: value for name, value in os.environ.items() if name.startswith(hip.VARIABLES)
+        }
         return {
             "vendor": "AMD",
             "driver": f"HIP {_native.hip_driver_version()}",
-            "amdgpu": driver.read_text().strip() if driver.exists() else "of the kernel",
+            "library": [build.name, build.stat().st_size],
+            "kernel": platform.release(),
+            "variables": dict(sorted(variables.items())),
             "devices": [[here.name, here.arch, *here.pci] for here in found],
         }
 
     def probe_code(self, rank: int) -> ProbeCode:
         """See `Peers.probe_code`."""
-        return amd_probe_code(hip.capabilities(self.devices[rank]).arch)
+        return hip.probe_code(self.devices[rank])
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class Peers(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return the vendor, the driver, and name and PCI address of each device, as JSON.
+        """Return the vendor, the driver with its variables, and each device, as JSON.
 
         Raises:
             GpuError: a driver call fails.

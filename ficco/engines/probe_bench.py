@@ -12,16 +12,15 @@ from ficco import _native
 from ficco.engines.peers import Peers
 from ficco.engines.window_layout import COPIES, WORDS_BYTES
 from ficco.errors import EngineError
-from ficco.kernels.probe_code import KernelCode
+from ficco.kernels.probe_code import KernelCode, ProbeCode
 
-__all__ = ["ANSWERS_S", "INBOX", "Bench", "Ran", "Seat", "in_turns"]
+__all__ = ["ANSWERS_S", "INBOX", "Bench", "Holder", "Seat", "in_turns", "settle"]
 
 INBOX = 16 << 20  # bytes of data that a device receives at once
 ANSWERS_S = 2.0  # time limit of work that does not wait for anything
 _HOLDS_S = 5.0  # after which the holding kernel ends by itself
 _FILLS_S = 2.0  # time limit until all blocks run
 _LOOK_S = 1e-4
-_COMPARING_BLOCKS_A_PROCESSOR = 1
 
 
 class Ran(NamedTuple):
@@ -32,8 +31,88 @@ class Ran(NamedTuple):
     blocks: int
 
 
+class Holder:
+    """A kernel that occupies all thread slots of a device.
+
+    Args:
+        calls: of the device.
+        code: the kernel.
+        device: its number, for messages.
+
+    Raises:
+        EngineError: other work occupies the device. GpuError: a driver call fails.
+    """
+
+    def __init__(self, calls: _native.DriverCalls, code: KernelCode, device: int) -> None:
+        self._calls, self._device = calls, device
+        self._stream = calls.new_stream(False)
+        processors, threads, self._ticks = calls.extent
+        self._kernel = loaded(calls, code, processors * (threads // code.threads))
+        page = calls.new_host_page(4 * (self._kernel.blocks + 1))
+        self._begun = page[1]
+        self._words = (ctypes.c_uint32 * (self._kernel.blocks + 1)).from_address(page[0])
+        self._words[self._kernel.blocks] = 1  # a launch that ends at once loads the kernel
+        self._launch()
+        settle(calls, self._stream, device, "loading its kernels")
+
+    def _launch(self) -> None:
+        go = self._begun + 4 * self._kernel.blocks
+        values = (self._begun, go, int(_HOLDS_S * self._ticks))
+        launch(self._calls, self._kernel, values, self._stream)
+
+    def hold(self) -> None:
+        """Launch the kernel, which runs until `release`."""
+        for block in range(self._kernel.blocks + 1):
+            self._words[block] = 0
+        self._launch()
+
+    def wait_until_held(self) -> None:
+        """Wait until the kernel has every thread slot."""
+        end = time.monotonic() + _FILLS_S
+        while (running := sum(self._words[: self._kernel.blocks])) < self._kernel.blocks:
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"probing device {self._device}: {running} of {self._kernel.blocks} blocks run "
+                    f"after {_FILLS_S:g} s, other work uses the rest; stop it, and probe again"
+                )
+            time.sleep(_LOOK_S)
+
+    def release(self) -> bool:
+        """End the kernel; return whether it ran until now."""
+        held = not self._calls.ends(self._stream, 0)
+        self._words[self._kernel.blocks] = 1
+        settle(self._calls, self._stream, self._device, "ending a kernel")
+        return held
+
+
+def loaded(calls: _native.DriverCalls, code: KernelCode, blocks: int) -> Ran:
+    """Load a kernel."""
+    return Ran(calls.load(code.image, code.entry, code.shared_bytes), code, blocks)
+
+
+def launch(calls: _native.DriverCalls, kernel: Ran, values: Sequence[int], stream: int) -> None:
+    """Launch a kernel."""
+    shape = (kernel.blocks, kernel.code.threads)
+    calls.launch(kernel.handle, shape, kernel.code.shared_bytes, values, stream)
+
+
+def settle(
+    calls: _native.DriverCalls, stream: int, device: int, task: str, seconds: float = ANSWERS_S
+) -> None:
+    """Wait for a stream whose work ends by itself in this time.
+
+    Raises:
+        EngineError: it does not.
+    """
+    if not calls.ends(stream, seconds):
+        raise EngineError(
+            f"probing device {device}: {task} takes more than {seconds:g} s; stop other work on "
+            "it, or start a new process if the device has failed"
+        )
+
+
 class Seat:
-    """One device.
+    """One device of a process that has several.
 
     Args:
         peers: the devices.
@@ -46,69 +125,30 @@ class Seat:
         words: address of its words.
         wrong, ignored: addresses of words that comparisons add to.
         wait_words: addresses of the host's words of a wait; see `_native.DriverCalls.await_`.
+        holder: the kernel that occupies the device, after `load`.
     """
+
+    holder: Holder
 
     def __init__(self, peers: Peers, rank: int) -> None:
         self.rank, self.ordinal = rank, peers.devices[rank]
         self.calls = _native.DriverCalls(peers.open(rank))
         self.stream = self.calls.new_stream(False)
         self.urgent = self.calls.new_stream(True)
-        self._holding = self.calls.new_stream(False)
+        wait_page = self.calls.new_host_page(12)
+        self._wait = (ctypes.c_uint32 * 3).from_address(wait_page[0])
+        self.wait_words = (wait_page[1], wait_page[1] + 4, wait_page[1] + 8)
         self.memory = peers.allocate(rank, COPIES * WORDS_BYTES + 2 * INBOX + 512)
         base, self.words = self.memory
         self.inbox = base + COPIES * WORDS_BYTES
         self.outbox = self.inbox + INBOX
         self.wrong = self.outbox + INBOX
         self.ignored = self.wrong + 4
-        wait_page = self.calls.new_host_page(12)
-        self._wait = (ctypes.c_uint32 * 3).from_address(wait_page[0])
-        self.wait_words = (wait_page[1], wait_page[1] + 4, wait_page[1] + 8)
-        code = peers.probe_code(rank)
-        processors, threads, self._ticks = self.calls.extent
-        self._hold = self._load(code.hold, processors * (threads // code.hold.threads))
-        self._compare = self._load(code.compare, processors * _COMPARING_BLOCKS_A_PROCESSOR)
-        page = self.calls.new_host_page(4 * (self._hold.blocks + 1))
-        self._begun = page[1]
-        self._held = (ctypes.c_uint32 * (self._hold.blocks + 1)).from_address(page[0])
-        self._held[self._hold.blocks] = 1  # a launch that ends at once loads the kernel
-        self._launch_holder()
-        self.settle(self._holding, "loading its kernels")
 
-    def _load(self, code: KernelCode, blocks: int) -> Ran:
-        return Ran(self.calls.load(code.image, code.entry, code.shared_bytes), code, blocks)
-
-    def _launch(self, kernel: Ran, values: Sequence[int], stream: int) -> None:
-        shape = (kernel.blocks, kernel.code.threads)
-        self.calls.launch(kernel.handle, shape, kernel.code.shared_bytes, values, stream)
-
-    def _launch_holder(self) -> None:
-        go = self._begun + 4 * self._hold.blocks
-        values = (self._begun, go, int(_HOLDS_S * self._ticks))
-        self._launch(self._hold, values, self._holding)
-
-    def hold(self) -> None:
-        """Launch a kernel that occupies all thread slots until `release`."""
-        for block in range(self._hold.blocks + 1):
-            self._held[block] = 0
-        self._launch_holder()
-
-    def wait_until_held(self) -> None:
-        """Wait until the kernel of `hold` has every thread slot."""
-        end = time.monotonic() + _FILLS_S
-        while (running := sum(self._held[: self._hold.blocks])) < self._hold.blocks:
-            if time.monotonic() > end:
-                raise EngineError(
-                    f"probing device {self.ordinal}: {running} of {self._hold.blocks} blocks run "
-                    f"after {_FILLS_S:g} s, other work uses the rest; stop it, and probe again"
-                )
-            time.sleep(_LOOK_S)
-
-    def release(self) -> bool:
-        """End the kernel of `hold`; return whether it ran until now."""
-        held = not self.calls.ends(self._holding, 0)
-        self._held[self._hold.blocks] = 1
-        self.settle(self._holding, "ending a kernel")
-        return held
+    def load(self, code: ProbeCode) -> None:
+        """Load the kernels."""
+        self.holder = Holder(self.calls, code.hold, self.ordinal)
+        self._compare = loaded(self.calls, code.compare, self.calls.extent[0])
 
     def reset_wait(self) -> None:
         """Clear the host's words of waits."""
@@ -126,8 +166,7 @@ class Seat:
 
     def compare(self, data: int, size: int, byte: int, stream: int, count: int) -> None:
         """Add the words of a range whose bytes are not all `byte` to the word at `count`."""
-        values = (data, size // 4, 0x01010101 * byte, count)
-        self._launch(self._compare, values, stream)
+        launch(self.calls, self._compare, (data, size // 4, 0x01010101 * byte, count), stream)
 
     def compared(self) -> int:
         """Return the sum of the comparisons on `stream` since the last call, and begin a new one.
@@ -138,13 +177,16 @@ class Seat:
         self.calls.fill(self.wrong, 0, 4, self.stream)
         return -(-int.from_bytes(found, "little") // self._compare.blocks)
 
+    def idle(self) -> bool:
+        """Return whether the streams end in time; not if the device has failed."""
+        try:
+            return all(self.calls.ends(each, ANSWERS_S) for each in (self.stream, self.urgent))
+        except _native.GpuError:
+            return False
+
     def settle(self, stream: int, task: str, seconds: float = ANSWERS_S) -> None:
-        """Wait for a stream whose work ends by itself in this time."""
-        if not self.calls.ends(stream, seconds):
-            raise EngineError(
-                f"probing device {self.ordinal}: {task} takes more than {seconds:g} s; stop "
-                "other work on it, or start a new process if the device has failed"
-            )
+        """Wait for a stream of the device; see the function `settle`."""
+        settle(self.calls, stream, self.ordinal, task, seconds)
 
 
 class Bench:
@@ -157,6 +199,7 @@ class Bench:
             for rank in range(peers.world):
                 self.seats.append(Seat(peers, rank))
             for seat in self.seats:
+                seat.load(peers.probe_code(seat.rank))
                 seat.calls.fill(seat.wrong, 0, 8, seat.stream)
                 seat.settle(seat.stream, "filling memory")
         except BaseException:
@@ -165,11 +208,7 @@ class Bench:
 
     def close(self) -> None:
         """Free the memory of devices that are idle; busy ones keep theirs."""
-        busy = [
-            seat
-            for seat in self.seats
-            if not all(seat.calls.ends(each, ANSWERS_S) for each in (seat.stream, seat.urgent))
-        ]
+        busy = [seat for seat in self.seats if not seat.idle()]
         while self.seats:
             seat = self.seats.pop()
             if not busy:  # else copies may still arrive
@@ -180,12 +219,12 @@ class Bench:
         """Occupy all devices during the `with` block."""
         try:
             for seat in self.seats:
-                seat.hold()
+                seat.holder.hold()
             for seat in self.seats:
-                seat.wait_until_held()
+                seat.holder.wait_until_held()
             yield
         finally:
-            ran = [seat.release() for seat in self.seats]
+            ran = [seat.holder.release() for seat in self.seats]
         if not all(ran):
             raise EngineError(
                 f"probing devices: a holding kernel reached its time limit of {_HOLDS_S:g} s; "

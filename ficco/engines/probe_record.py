@@ -23,7 +23,7 @@ from ficco.engines.peers import Peers
 from ficco.errors import DevicesRefused
 from ficco.settings import cache_folder, switch
 
-__all__ = ["ADVICE", "Record", "identity_of", "probed", "trusted"]
+__all__ = ["ADVICE", "Record", "declined", "identity_of", "probed", "trusted"]
 
 _log = logging.getLogger("ficco")
 _FORMAT = 1
@@ -103,6 +103,18 @@ def probed(
     return found._replace(path=_written(path, found))
 
 
+def declined() -> bool:
+    """Return whether FICCO_PROBES=0 declines the probes, and log that.
+
+    Raises:
+        InputError: FICCO_PROBES is neither 0 nor 1.
+    """
+    if switch("FICCO_PROBES", True):
+        return False
+    _log.warning("FICCO_PROBES=0: the devices are used without the probes of `ficco doctor`")
+    return True
+
+
 def trusted(peers: Peers, signals: str) -> str:
     """Probe devices before their first use; return why nothing overlaps on them, or "".
 
@@ -113,8 +125,7 @@ def trusted(peers: Peers, signals: str) -> str:
         InputError: FICCO_PROBES is neither 0 nor 1.
         EngineError, GpuError: see `device_probes.probe`.
     """
-    if not switch("FICCO_PROBES", True):
-        _log.warning("FICCO_PROBES=0: the devices are used without the probes of `ficco doctor`")
+    if declined():
         return ""
     record = probed(peers, signals)
     failed = {verdict.name: verdict for verdict in record.verdicts if not verdict.ok}

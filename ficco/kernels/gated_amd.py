@@ -29,6 +29,7 @@ __all__ = ["launch_of", "prepare", "tile_of"]
 
 _ROWS, _COLS, _GROUP = 128, 128, 8
 _NS_A_S = 10**9
+_LEFT = 8  # compute units, one for each L2 of a device
 
 
 def tile_of(element_bytes: int, turned: int, aligned: bool) -> Tile:
@@ -90,10 +91,19 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate, ticks_a_second: int)
     return _launch(table, values | {"COL_STEP": 1}, False)
 
 
+def _programs(processors: int, tile: Tile) -> int:
+    """Return how many programs a launch has at most.
+
+    They leave compute units to kernels that wait: a peer on the same device, or another group, may
+    have to wait before it sends what this launch waits for.
+    """
+    return max(processors - _LEFT, 1) * tile.per_sm
+
+
 def _launch(table: Table, values: dict[str, Any], aligned: bool) -> Launch:
     tile = tile_of(item_bytes(table.dtype), values["B_TURNED"], aligned)
     processors = table.arrays.processors
-    programs = table.programs if processors is None else processors * tile.per_sm
+    programs = table.programs if processors is None else _programs(processors, tile)
     values |= {"DEEP": tile.deep}
     return Launch(
         GATED, {name: values[name] for name, *_ in GATED.parameters},

@@ -52,6 +52,7 @@ class TorchOffers(NamedTuple):
         devices: the number of usable GPUs.
         nccl, symmetric_memory: whether PyTorch has them.
         triton: whether Triton is installed, to compile kernels that the pack lacks.
+        rocm: the HIP version that PyTorch was built for, or an empty string.
     """
 
     cuda: str
@@ -59,6 +60,7 @@ class TorchOffers(NamedTuple):
     nccl: bool
     symmetric_memory: bool
     triton: bool
+    rocm: str = ""
 
     @property
     def lacking(self) -> str:
@@ -87,6 +89,7 @@ def torch_offers() -> TorchOffers:
         devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         nccl=dist.is_available() and dist.is_nccl_available(),
         symmetric_memory=symmetric,
+        rocm=torch.version.hip or "",
         triton=find_spec("triton") is not None,
     )
 

@@ -53,8 +53,13 @@ def can_update(tables: Sequence[Tensor]) -> bool:
     """Return whether the kernels can update the rows of these tables.
 
     They need adjacent columns, and tables that share no memory: a row is read and written once.
+    There are none for AMD GPUs.
     """
-    if is_observed() or not all(table.is_cuda and table.stride(1) == 1 for table in tables):
+    if (
+        torch.version.hip is not None
+        or is_observed()
+        or not all(table.is_cuda and table.stride(1) == 1 for table in tables)
+    ):
         return False
     ranges = sorted([_bytes_of(table) for table in tables if table.numel()])
     return all(end <= begin for (_, end), (begin, _) in pairwise(ranges))

@@ -80,6 +80,7 @@ def facts_of_gpu() -> dict[str, Any]:
         facts["reason"] = f"{name} is set, so nothing can overlap"
         return facts
     if torch.version.hip is not None:
+        facts["reason"] = hip.why_no_windows(facts["device"]) or None
         return facts
     try:
         symmetric_memory().empty(16, dtype=torch.uint8, device=here())

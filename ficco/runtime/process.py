@@ -133,21 +133,21 @@ class ProcessRuntime:
     def _agree_to_open(self) -> None:
         """Meet all ranks before windows are made; raise on all ranks if they cannot be made."""
 
-    def gathered(self, value: Any, call: str = "") -> list[Any]:
+    def gathered(self, value: Any, call: str = "", opening: bool = False) -> list[Any]:
         """Return the JSON values of all ranks, by rank. A collective call.
 
         Args:
             value: of this rank.
             call: a sentence about the call for which the ranks meet; empty: none.
+            opening: whether the group is being opened, for which ranks may take longer.
 
-        Raises:
-            EngineError: a rank has left; TimeoutExceeded: one did not arrive within `timeout_s`.
+        Raises EngineError: a rank has left; TimeoutExceeded: one did not arrive in time.
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
-        return self._rendezvous.gather(
-            "exchange data", value, self._timeout_s, call, self._overtaken(call)
-        )
+        timeout_s = max(self._timeout_s, OPENING_S) if opening else self._timeout_s
+        overtaken = self._overtaken(call)
+        return self._rendezvous.gather("exchange data", value, timeout_s, call, overtaken)
 
     @property
     def compute(self) -> str:

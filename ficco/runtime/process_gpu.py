@@ -45,7 +45,7 @@ __all__ = ["GpuProcessRuntime"]
 _log = logging.getLogger("ficco")
 _MAX_LAYOUTS = 256  # prepared calls per call, one for each layout of its matrices
 _MAX_REMEMBERED = 4096  # problems that `repeats` remembers
-_RELEASE_WITHIN_S = 10.0  # after a failure the watchdog releases a stream within a few seconds
+_RELEASE_WITHIN_S = 10.0  # after a failure; the watchdog takes a few seconds
 
 
 class _Place(NamedTuple):
@@ -96,12 +96,10 @@ class GpuProcessRuntime(ProcessRuntime):
         self._agreed_sizes = WindowBytes()
         self._vendor = vendor()
         self.engine = "cuda" if torch.version.hip is None else "hip"
-        self._next_memory: WindowMemory | None = (
-            None  # for the next window, between `_join` and `_move_to`
-        )
+        self._next_memory: WindowMemory | None = None  # between `_join` and `_move_to`
         self._captured = False  # whether a graph uses the place in use
         self.traced = False
-        # Problems passed to `repeats`, oldest first, and whether each ran in torch.distributed.
+        # Problems passed to `repeats`, oldest first: did torch.distributed run it?
         self._remembered: dict[str, bool] = {}
         self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
         # Per rank, the ranks whose signals its streams write, after a probe has found the kind.
@@ -429,8 +427,7 @@ class GpuProcessRuntime(ProcessRuntime):
         return Window(bases, self.rank, self._agreed_sizes, memory, writable, word_bases)
 
     def _clear(self, memory: WindowMemory) -> None:
-        memory.all[...] = 0
-        memory.words[...] = 0
+        memory.all[...] = memory.words[...] = 0
         torch.cuda.synchronize(self.device)
 
     def _probe_signals(
@@ -438,7 +435,7 @@ class GpuProcessRuntime(ProcessRuntime):
     ) -> list[list[bool]]:
         """Find the kind of signals that reaches all ranks; a collective call on zeroed windows.
 
-        Probes of the devices that their vendor needs are made, too; see `trusted_gpus`.
+        It also makes the probes of `trusted_gpus`.
 
         Returns:
             Per rank and other rank, whether the streams of the one write to words of the other.
@@ -481,7 +478,8 @@ class GpuProcessRuntime(ProcessRuntime):
 
         kind = first_that_arrives(kinds, complaints, self._vendor.REMEDY)
         _log.info("rank %d raises words at peers by kind %r", self.rank, kind)
-        self.no_overlap = trusted_gpus(self, [number for *_, number in facts], kind)
+        gpus = [(pci, number) for pci, _, _, number in facts]
+        self.no_overlap = trusted_gpus(self, gpus, kind)
         return [self._vendor.writable_words(kind, addresses, rank) for rank in range(self.world)]
 
     def _target_of(self, rank: int, own: Target) -> Target:

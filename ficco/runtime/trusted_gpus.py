@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["trusted_gpus"]
 
 
-def trusted_gpus(runtime: ProcessRuntime, devices: Sequence[int], signals: str) -> str:
+def trusted_gpus(runtime: ProcessRuntime, gpus: Sequence[tuple[Any, int]], signals: str) -> str:
     """Return why copies do not overlap with kernels on the GPUs of a group; "" if they do.
 
-    Only AMD's GPUs are probed: NVIDIA's were measured. Rank 0 opens all devices; the other ranks
-    wait for it. If rank 0 cannot probe them, nothing overlaps. A collective call on the group.
+    Only AMD's GPUs are probed: NVIDIA's were measured. Rank 0 opens all devices and probes them;
+    the other ranks wait for it. Then all ranks test copies to memory that processes share, as that
+    of windows. If a probe cannot be made, nothing overlaps. A collective call on the group.
 
     Args:
         runtime: of the group.
-        devices: number of each rank's device.
+        gpus: PCI address and number of each rank's device.
         signals: the kind of signals.
 
     Raises:
@@ -32,26 +33,37 @@ def trusted_gpus(runtime: ProcessRuntime, devices: Sequence[int], signals: str) 
     """
     if torch.version.hip is None or runtime.world == 1:
         return ""
-    answer = _answer(sorted(set(devices)), signals) if runtime.rank == 0 else None
-    kind, text = runtime.gathered(answer)[0]
+    answer = _answer(gpus, signals) if runtime.rank == 0 else None
+    kind, text = runtime.gathered(answer, opening=True)[0]
     if kind == "refused":
         raise DevicesRefused(text)
     if kind == "input":
         raise InputError(text)
-    return str(text)
+    if kind != "overlaps":
+        return str(text)
+    return _SharedCopies(runtime, gpus[runtime.rank][1]).reason()
 
 
-def _answer(devices: Sequence[int], signals: str) -> tuple[str, str]:
+def _answer(gpus: Sequence[tuple[Any, int]], signals: str) -> tuple[str, str]:
+    """Return what rank 0 finds: "overlaps", "declined", "serial", "refused" or "input", and why."""
     from ficco.engines.hip import GpuError
     from ficco.engines.hip_peers import HipPeers
-    from ficco.engines.probe_record import trusted
+    from ficco.engines.probe_record import declined, trusted
 
-    if len(devices) == 1:
-        return "slow", "all ranks share one device"
+    numbers = sorted({number for _, number in gpus})
     try:
-        peers = HipPeers(devices)
+        if declined():
+            return "declined", ""
+        if len({str(pci) for pci, _ in gpus}) < len(gpus):
+            return "serial", "ranks share a device, so a kernel of one can stop the other"
+        if len(numbers) < len(gpus):
+            return "serial", (
+                "each rank sees other devices, so none can probe them all; let every process see "
+                "all devices (unset HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES)"
+            )
+        peers = HipPeers(numbers)
         try:
-            return "", trusted(peers, signals)
+            reason = trusted(peers, signals)
         finally:
             peers.close()
     except DevicesRefused as error:
@@ -59,4 +71,78 @@ def _answer(devices: Sequence[int], signals: str) -> tuple[str, str]:
     except InputError as error:
         return "input", str(error)
     except (EngineError, GpuError) as error:
-        return "slow", f"the devices cannot be probed: {error}"
+        return "serial", f"the devices cannot be probed: {error}"
+    return ("serial", reason) if reason else ("overlaps", "")
+
+
+class _SharedCopies:
+    """The test of copies to memory that processes share. Ranks meet after each step.
+
+    Args:
+        runtime: of the group.
+        number: of this rank's device.
+    """
+
+    def __init__(self, runtime: ProcessRuntime, number: int) -> None:
+        self._runtime, self._number = runtime, number
+        self._memory: Any = None
+        self._copies: Any = None
+        self._exported: list[str] = []
+        self._handles: list[list[str]] = []  # of all ranks
+
+    def reason(self) -> str:
+        """Return why copies do not overlap with kernels, or ""."""
+        for step in (self._allocate, self._open, self._hold):
+            if error := self._agreed(step):
+                self._agreed(self._release)
+                return f"copies to memory that processes share cannot be probed: {error}"
+            if step == self._allocate:
+                self._handles = self._runtime.gathered(self._exported, opening=True)
+        late: list[list[str]] = self._runtime.gathered(self._copies.late(), opening=True)
+        error = self._agreed(self._release)
+        for rank, of_rank in enumerate(late):
+            if of_rank:
+                return (
+                    f"copies of {'; '.join(of_rank)} from rank {rank} to memory that processes "
+                    "share wait for a kernel that occupies the devices: kernels make them, no copy "
+                    "engine"
+                )
+        return error
+
+    def _agreed(self, step: Callable[[], None]) -> str:
+        """Make a step; return the first rank's error, on all ranks, or ""."""
+        from ficco.engines.hip import GpuError
+
+        error = ""
+        try:
+            step()
+        except (EngineError, GpuError) as failed:
+            error = str(failed) or type(failed).__name__
+        errors = self._runtime.gathered(error, opening=True)
+        return next((each for each in errors if each), "")
+
+    def _allocate(self) -> None:
+        from ficco.engines.hip_memory import SharedMemory
+        from ficco.engines.window_copies import LARGEST
+
+        self._memory = SharedMemory(self._number, LARGEST)
+        self._exported = self._memory.exported()
+
+    def _open(self) -> None:
+        from ficco.engines import hip
+        from ficco.engines.window_copies import WindowCopies
+
+        rank, memory = self._runtime.rank, self._memory
+        places = [
+            (memory.addresses if peer == rank else memory.opened(handles))[0]
+            for peer, handles in enumerate(self._handles)
+        ]
+        gpu, code = hip.open_gpu(self._number), hip.probe_code(self._number)
+        self._copies = WindowCopies(gpu, code, self._number, rank, places)
+
+    def _hold(self) -> None:
+        self._copies.hold()
+
+    def _release(self) -> None:
+        if self._copies is not None:
+            self._copies.release()

@@ -14,6 +14,7 @@ import torch
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import hip_memory
 from ficco.engines.window_layout import COPIES, WORDS_BYTES
+from ficco.errors import DevicesRefused
 from ficco.private.torch_core import symmetric_memory
 
 __all__ = ["IpcMemory", "SymmetricMemory", "WindowMemory", "window_memory"]
@@ -39,6 +40,9 @@ class WindowMemory(Protocol):
         Args:
             group: a ProcessGroup.
             gathered: returns the values that all ranks pass, by rank.
+
+        Raises:
+            DevicesRefused: a rank cannot open the memory of another one. All ranks raise it.
         """
 
 
@@ -90,12 +94,18 @@ class IpcMemory:
         """See `WindowMemory.meet`."""
         mine = torch.distributed.get_rank(group)
         memory = self._memory
-        bases, words = [], []
+        bases, words, reason = [], [], ""
         for rank, handles in enumerate(gathered(memory.exported())):
-            base, word_base = memory.addresses if rank == mine else memory.opened(handles)
+            try:
+                base, word_base = memory.addresses if rank == mine else memory.opened(handles)
+            except hip_memory.GpuError as error:  # sent to all ranks
+                reason = f"rank {mine} cannot open the memory of rank {rank}: {error}"
+                break
             bases.append(base)
             words.append(word_base)
-        gathered(None)  # nobody frees its memory before all have opened it
+        # Nobody frees its memory before all have opened it.
+        if reasons := [each for each in gathered(reason) if each]:
+            raise DevicesRefused(reasons[0])
         return bases, words
 
 

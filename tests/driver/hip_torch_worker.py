@@ -98,6 +98,20 @@ def serial_without_trust(here: Any, world: int) -> None:
     assert chosen.schedule.name == "serial" and "no copy engine" in chosen.reasons[0]
 
 
+def windows_by_kernels(here: Any, world: int) -> None:
+    """Copies within a process are those of copy engines, and copies to windows are not."""
+    x, w = draw(here.rank, 64, 5), draw(99, 5, 4)
+    want = torch.cat([draw(r, 64, 5) for r in range(world)]).double() @ w.double()
+    values_worker.close(ficco.all_gather_matmul(x, w, schedule="shard_p2p"), want, "shard_p2p")
+    (runtime,) = ficco.modules.groups._gpu_runtimes.values()
+    begun = "copies of 4 B, by calls; 4 B, by graphs; 65536 B, by"
+    assert runtime.no_overlap.startswith(begun), runtime.no_overlap
+    assert "to memory that processes share wait for a kernel" in runtime.no_overlap
+    said = "may occupy all compute units while it waits for copies (copies of 4 B"
+    refused(lambda: ficco.all_gather_matmul(x, w, schedule="gated_1d"), said)
+    ficco.reset()
+
+
 def predicted(here: Any, world: int) -> None:
     """A profile that is named, and it alone, lets `auto` choose what the engine has."""
     from ficco.modules.auto import choice
@@ -143,7 +157,7 @@ torch_failures.REFUSED = (
 CHECKS = {
     each.__name__: each
     for each in (
-        functions, gradients, predicted, serial_without_trust, refused_devices,
+        functions, gradients, windows_by_kernels, predicted, serial_without_trust, refused_devices,
         torch_worker.captures,
         torch_failures.failures, torch_failures.refused_by_driver, at_random,
     )

@@ -43,7 +43,7 @@ def doctor(
 def test_a_report_has_what_probes_measured(double_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.json"
     words = f"'--json', '--report', {str(target)!r}"
-    environment = control.environment(double_folder, devices=2) | {"NCCL_DEBUG": "WARN"}
+    environment = control.environment(double_folder, devices=2) | {"CUDA_LAUNCH_BLOCKING": "0"}
     command = [sys.executable, "-P", "-c", NO_TORCH + DOCTOR.replace("'--json'", words)]
 
     def told() -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,7 @@ def test_a_report_has_what_probes_measured(double_folder: Path, tmp_path: Path) 
     probes = ["arrive", "engines", "order", "release", "rates"]
     assert [name for name in names if "probe" in name] == [f"NVIDIA probe: {p}" for p in probes]
     report = json.loads(target.read_text())
-    assert report["format"] == 1 and report["variables"]["NCCL_DEBUG"] == "WARN"
+    assert report["format"] == 1 and report["variables"]["CUDA_LAUNCH_BLOCKING"] == "0"
     assert [finding["name"] for finding in report["findings"]] == names
     (record,) = report["probes"]
     assert record["identity"]["vendor"] == "NVIDIA" and record["identity"]["driver"] == "13.0"

@@ -52,5 +52,15 @@ def test_devices_are_probed_and_auto_is_serial_where_kernels_copy(
     assert len(list(cache.rglob("probes-*.json"))) == 1
 
 
+def test_copies_to_windows_are_probed_too(
+    hip_folder: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FICCO_PROBES", "1")
+    double = hip_folder / "hip_double"
+    test_torch.run(double, tmp_path, 2, "windows_by_kernels", opened="local")
+    (record,) = cache.rglob("probes-*.json")
+    assert '"ok": false' not in record.read_text().partition('"rates"')[0]
+
+
 def test_devices_that_lose_copies_are_refused(hip_folder: Path, tmp_path: Path) -> None:
     test_torch.run(hip_folder / "hip_double", tmp_path, 2, "refused_devices", nocu="dropped")

@@ -1,6 +1,7 @@
 // The modes, their sources, and the functions by which tests set them. From the environment:
 //
 //   FICCO_DOUBLE_NOCU=dropped, blit or small_blit     FICCO_DOUBLE_STALE=1
+//   FICCO_DOUBLE_OPENED=local
 //   FICCO_DOUBLE_QUEUES=4 (see faults.cpp)            FICCO_DOUBLE_SYNC_LOCKS=1 (sync_locks.hpp)
 //
 // Sources. "clr" is AMD's runtime, github.com/ROCm/clr, and since 2025 projects/clr of
@@ -14,6 +15,7 @@
 //   copies within a device, and to peers up to ROC_P2P_SDMA_SIZE (1 MiB), by a kernel, unless SDMA
 //   is asked for. #683: a copy without compute units was a kernel up to 16 KiB. #9100: one to a
 //   peer could be a kernel of any size.
+// - Memory that is opened by handles and taken for local, so that kernels copy: #4784 and #9472.
 // - Fills are kernels: KernelBlitManager::fillBuffer (same file).
 // - Dropped copies: #11318, a report of copies without compute units that wrote nothing.
 // - Bytes that a running kernel does not see (arrivals.hpp): #9559, an acquire that left L2 as it
@@ -49,10 +51,18 @@ NoCu no_cu_of(std::string_view text) {
     return NoCu::kDone;
 }
 
+bool is_opened(Driver& driver, Address address) {
+    const auto block = driver.memory.find(address);
+    return block && block->kind == Block::Kind::kOpened;
+}
+
 Engine engine_of(Driver& driver, Address target, Address source, std::size_t bytes, int kind) {
     if (kind == kNoCuKind) {
         const NoCu mode = Modes::get().no_cu;
-        const bool blit = mode == NoCu::kBlit || (mode == NoCu::kSmallBlit && bytes <= kSmall);
+        const bool small = mode == NoCu::kSmallBlit && bytes <= kSmall;
+        const bool local = Modes::get().opened_is_local &&
+                           (is_opened(driver, target) || is_opened(driver, source));
+        const bool blit = mode == NoCu::kBlit || small || local;
         return blit ? Engine::kKernel : Engine::kCopyEngine;
     }
     if (bytes <= kSmall) return Engine::kKernel;
@@ -70,7 +80,9 @@ Modes& Modes::get() {
     return modes;
 }
 
-Modes::Modes() : no_cu(no_cu_of(environment("FICCO_DOUBLE_NOCU"))) {
+Modes::Modes()
+    : no_cu(no_cu_of(environment("FICCO_DOUBLE_NOCU"))),
+      opened_is_local(environment("FICCO_DOUBLE_OPENED") == "local") {
     if (environment("FICCO_DOUBLE_STALE") == "1") Arrivals::get().keep_apart(true);
 }
 

@@ -26,6 +26,7 @@ class Modes {
     static Modes& get();  // lives until the process ends
 
     std::atomic<NoCu> no_cu;
+    std::atomic<bool> opened_is_local;  // kernels copy to memory that handles have opened
 
   private:
     Modes();
