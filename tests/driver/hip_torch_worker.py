@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,26 @@ def windows_by_kernels(here: Any, world: int) -> None:
     ficco.reset()
 
 
+def death(here: Any, world: int) -> None:
+    """A rank that ends without a word is named to its peers, long before their time is over."""
+    ficco.prepare(machine="cuda", timeout_s=30.0)
+    rank, last = here.rank, world - 1
+    want = torch_failures.reduced(rank, "serial").double()
+    for _ in range(3):
+        values_worker.close(torch_failures.reduced(rank, "ring_1d"), want, "before")
+    if rank == last:
+        os._exit(0)
+    here.waits, begin = False, time.monotonic()
+    try:
+        torch_failures.reduced(rank, "ring_1d")
+        ficco.synchronize()
+    except ficco.EngineError as error:
+        assert f"rank {last}" in str(error).lower() and "restart" in str(error).lower(), error
+    else:
+        raise AssertionError("nobody was told")
+    assert time.monotonic() - begin < 15
+
+
 def predicted(here: Any, world: int) -> None:
     """A profile that is named, and it alone, lets `auto` choose what the engine has."""
     from ficco.modules.auto import choice
@@ -157,9 +178,9 @@ torch_failures.REFUSED = (
 CHECKS = {
     each.__name__: each
     for each in (
-        functions, gradients, windows_by_kernels, predicted, serial_without_trust, refused_devices,
-        torch_worker.captures,
-        torch_failures.failures, torch_failures.refused_by_driver, at_random,
+        functions, gradients, death, windows_by_kernels, predicted, serial_without_trust,
+        refused_devices, torch_worker.captures, torch_failures.failures,
+        torch_failures.refused_by_driver, at_random,
     )
 }  # fmt: skip
 

@@ -42,6 +42,10 @@ def test_graphs_failures_and_random_calls(hip_folder: Path, tmp_path: Path) -> N
     )  # fmt: skip
 
 
+def test_a_rank_that_dies_is_named(hip_folder: Path, tmp_path: Path) -> None:
+    test_torch.run(hip_folder / "hip_double", tmp_path, 3, "death")
+
+
 def test_devices_are_probed_and_auto_is_serial_where_kernels_copy(
     hip_folder: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
