@@ -136,3 +136,24 @@ def test_probes_may_be_declined(
     assert not list(tmp_path.rglob("probes-*.json"))
     monkeypatch.setitem(os.environ, "FICCO_PROBES", "no")
     assert "refused: FICCO_PROBES='no'" in first_use(hip_folder, tmp_path, "opened")
+
+
+def test_ranks_that_share_or_hide_devices_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from ficco.runtime.trusted_gpus import _answer  # the test's own reach inside
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = [0, 2, 0], [0, 3, 0]
+    kind, why = _answer([(first, 0), (second, 1), (first, 0)], "copy")
+    assert kind == "serial" and "ranks share a device" in why
+    kind, why = _answer([(first, 0), (second, 0)], "copy")
+    assert kind == "serial" and "let every process see all devices" in why
+    kind, why = _answer([(first, 0), (second, 1)], "copy")  # there is no library here
+    assert kind == "serial" and "cannot be probed" in why
+    monkeypatch.setenv("FICCO_PROBES", "0")
+    assert _answer([(first, 0), (second, 1)], "copy") == ("declined", "")
+    monkeypatch.setenv("FICCO_PROBES", "2")
+    kind, why = _answer([(first, 0), (second, 1)], "copy")
+    assert kind == "input" and "FICCO_PROBES='2'" in why
