@@ -4,7 +4,7 @@
     engines     copies and signals end while kernels occupy all of the devices
     order       no signal arrives before the data in front of it
     release     a wait ends when the host says so, and after its time limit
-    rates       how fast copies are, with all devices sending at once
+    rates       how long copies take, with all devices sending at once
 
 The calls are those of programs. The first three are made by calls and by graphs. Probes occupy the
 devices, so that other work on them waits; with two devices they take less than a second.
@@ -33,7 +33,7 @@ _ORDERED = (64, 4 * _KIB, 64 * _KIB, _SLOT)  # bytes in front of a signal
 _ROUNDS = 1024  # signals in all, at least
 _STOPPED_S, _LIMIT_S = 0.02, 0.05
 _PROMPT_S = 1.0  # within which a wait must end
-_RATED = 4  # copies of INBOX bytes
+_RATED, _SMALL = 4, 32  # copies of INBOX bytes, and of 4 bytes
 _NAN_BYTES, _NUMBER = 4 * _KIB, 7  # of a wait for a signal that never comes
 _SLOWEST = 0.5  # of the fastest pair's rate
 
@@ -321,27 +321,36 @@ def _stream_is_released(seat: Seat) -> bool:
 
 
 def _rates(bench: Bench, signals: str) -> _Result:
-    rates = {}
+    took_us = _took_us(bench, INBOX, _RATED)
+    rates = {pair: round(INBOX / us / 1e3, 2) for pair, us in took_us.items()}
+    small = {pair: round(us, 2) for pair, us in _took_us(bench, 4, _SMALL).items()}
+    slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+    found = (
+        f"{rates[slow]:.1f} ({slow}) to {rates[fast]:.1f} ({fast}) GB/s, all devices send at once; "
+        f"a copy of 4 B takes {min(small.values()):.1f} to {max(small.values()):.1f} us"
+    )
+    numbers = {"gbps": rates, "small_copy_us": small}
+    return rates[slow] >= _SLOWEST * rates[fast], found, numbers
+
+
+def _took_us(bench: Bench, size: int, count: int) -> dict[str, float]:
+    """Return the time of a copy of each pair, the mean of `count` in a row."""
+    took = {}
     for pairs in in_turns(bench.seats):
         events = {}
         for sender, receiver in pairs:
             calls, stream = sender.calls, sender.urgent
             events[sender] = calls.new_event(), calls.new_event()
-            for copy in range(1 + _RATED):
+            for copy in range(1 + count):
                 if copy == 1:  # the first one is not measured
                     calls.record(events[sender][0], stream)
-                calls.copy(receiver.inbox, sender.outbox, INBOX, stream)
+                calls.copy(receiver.inbox, sender.outbox, size, stream)
             calls.record(events[sender][1], stream)
         _settle(bench, "a copy to a peer")
         for sender, receiver in pairs:
-            took_us = sender.calls.elapsed_us(*events[sender])
-            gbps = _RATED * INBOX / max(took_us, 1e-3) / 1e3
-            rates[f"{sender.ordinal} to {receiver.ordinal}"] = round(gbps, 2)
-    slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
-    found = (
-        f"{rates[slow]:.1f} ({slow}) to {rates[fast]:.1f} ({fast}) GB/s, all devices send at once"
-    )
-    return rates[slow] >= _SLOWEST * rates[fast], found, {"gbps": rates}
+            us = sender.calls.elapsed_us(*events[sender])
+            took[f"{sender.ordinal} to {receiver.ordinal}"] = max(us, 1e-3) / count
+    return took
 
 
 def _settle(bench: Bench, task: str) -> None:

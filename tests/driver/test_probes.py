@@ -31,7 +31,8 @@ def found_on(
     said = json.loads(run(worker, vendor, str(world), signals, env=given, timeout_s=100))
     verdicts: dict[str, dict[str, Any]] = said["verdicts"]
     assert list(verdicts) == [*JUDGED, "rates"]
-    assert len(verdicts["rates"]["numbers"]["gbps"]) == world * (world - 1)
+    for measured in ("gbps", "small_copy_us"):
+        assert len(verdicts["rates"]["numbers"][measured]) == world * (world - 1)
     return verdicts
 
 
