@@ -100,6 +100,11 @@ class Node(NodeOperators):
             self._library = cupy
             with reporting(f"opening a node of {world} GPUs"):
                 self._runtime = GpuLocalRuntime(world, profile, cupy, timeout_s)
+        elif profile.engine == "hip":
+            raise InputError(
+                f"machine {profile.name!r}: a node does not run on AMD GPUs; use the torch "
+                "functions, in a process per GPU, or a machine such as 'host' or 'mesh4'"
+            )
         else:
             library = computes.named("numpy" if compute is None else compute)
             self._runtime = LocalRuntime(world, profile, library, timeout_s)

@@ -83,6 +83,11 @@ def test_names(node: ficco.Node, value: Any) -> None:
     refused(lambda: node.run(value, [{}, {}]), "problem=")
 
 
+@pytest.mark.parametrize("name", ["hip", "mi300x8"])
+def test_a_node_on_amd_gpus_is_refused_with_what_runs_there(name: str) -> None:
+    refused(lambda: ficco.Node(2, machine=name), "use the torch functions")
+
+
 @pytest.mark.parametrize(
     "value", [np.zeros(2), np.array("auto"), np.array(["auto", "serial"]), ["auto"], {}]
 )
