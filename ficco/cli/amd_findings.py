@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,7 @@ def amd_findings(
         from ficco.engines import hip
     except (ImportError, EngineError):
         return [Finding("HIP runtime", False, "not checked", _SERVES, "see native core")], []
+    _load_torch()
     try:
         count, version = hip.device_count(), hip.served_version()
     except hip.GpuError as error:
@@ -56,6 +59,16 @@ def amd_findings(
         verdicts, records = probe_findings("AMD", HipPeers, count, say)
         findings += verdicts
     return findings, records
+
+
+def _load_torch() -> None:
+    """Import PyTorch, if it is there: it loads the driver's library that its calls use."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    try:
+        importlib.import_module("torch")
+    except (ImportError, OSError):  # _torch_on_gpus reports it
+        return
 
 
 def _parts(error: Exception) -> tuple[str, str, str]:

@@ -105,7 +105,6 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(f"--ranks {args.ranks} needs --profile FILE")
     with Working("ficco doctor") as work:
         work.say("checks this machine")
-        _load_torch()
         probes = report is not None if args.probes is None else args.probes
         amd, amd_records = amd_findings(args.probes is not False, work.say)
         probed, records = _cuda_probes(work.say) if probes else ([], [])
@@ -131,16 +130,6 @@ def _main(args: argparse.Namespace) -> int:
     if report is not None:
         print(f"the report is in {report}")
     return 0 if usable else 1
-
-
-def _load_torch() -> None:
-    """Import PyTorch, if it is there: it loads the driver's library that its calls use."""
-    if importlib.util.find_spec("torch") is None:
-        return
-    try:
-        importlib.import_module("torch")
-    except (ImportError, OSError):  # _torch_on_gpus reports it
-        return
 
 
 def _text(findings: Sequence[Finding]) -> str:

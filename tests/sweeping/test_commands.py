@@ -359,7 +359,7 @@ class TestRefused:
             ((grid, "--out", out, "--timeout", "nan"), "--timeout=nan"),
             ((grid, "--out", out, "--simulate", "host"), "no rates"),
             ((grid, "--out", out, "--simulate", "mesh4", "--machine", "mesh4"), "of the two out"),
-            ((grid, "--out", out, "--machine", "mi300x8"), "AMD GPUs yet"),
+            ((grid, "--out", out, "--machine", "mi300x8"), "not run on AMD GPUs"),
             (("h200", "--out", out), "libcuda.so.1 not found; `ficco doctor` reports more"),
             ((grid, "--report", out), "takes no other option"),
         ):
