@@ -56,7 +56,7 @@ def amd_findings(
     if probes and all(finding.ok for finding in findings):
         from ficco.engines.hip_peers import HipPeers
 
-        verdicts, records = probe_findings("AMD", HipPeers, count, say)
+        verdicts, records = probe_findings("AMD", HipPeers, count, hip.blocked_by(), say)
         findings += verdicts
     return findings, records
 

@@ -296,7 +296,7 @@ def _cuda_probes(say: Callable[[str], None]) -> tuple[list[Finding], list[Record
         count = cuda.device_count()
     except (EngineError, RuntimeError):  # _cuda reports it
         return [], []
-    return probe_findings("NVIDIA", CudaPeers, count, say)
+    return probe_findings("NVIDIA", CudaPeers, count, cuda.blocked_by(), say)
 
 
 def _profile(ranks: int, version: str) -> Finding:

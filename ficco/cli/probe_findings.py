@@ -34,7 +34,11 @@ _OF_DRIVERS = ("AMD_", "CUDA_", "FICCO_", "GPU_", "HIP_", "HSA_", "ROC_", "ROCR_
 
 
 def probe_findings(
-    vendor: str, peers_of: Callable[[Sequence[int]], Peers], count: int, say: Callable[[str], None]
+    vendor: str,
+    peers_of: Callable[[Sequence[int]], Peers],
+    count: int,
+    blocked: str,
+    say: Callable[[str], None],
 ) -> tuple[list[Finding], list[Record]]:
     """Probe devices; return a finding for each probe, and the record of all if there is one.
 
@@ -42,10 +46,14 @@ def probe_findings(
         vendor: start of the findings' names.
         peers_of: opens devices by their numbers.
         count: number of devices; there are no findings of one.
+        blocked: the variable that makes every launch wait for its end, or "".
         say: told what is probed next.
     """
     if count < 2:
         return [], []
+    if blocked:
+        found, do = f"{blocked} is set, so nothing can overlap", f"unset {blocked}"
+        return [Finding(f"{vendor} probes", False, found, "several devices", do)], []
     if count > MOST_GPUS:
         say(f"probes the first {MOST_GPUS} of {count} devices")
     from ficco.engines.peer_windows import PeerWindows
@@ -120,7 +128,9 @@ def write_report(
     try:
         with temporary.folder(".ficco-", target.parent) as folder:
             file = folder / target.name
-            text = json.dumps(document, indent=1).replace(str(Path.home()), "~")
+            text, home = json.dumps(document, indent=1), str(Path.home())
+            if home != os.sep:
+                text = text.replace(f"{home}{os.sep}", f"~{os.sep}")
             file.write_text(text + "\n", encoding="utf-8")
             os.replace(file, target)
     except OSError as error:

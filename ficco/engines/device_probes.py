@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ficco.engines.peers import Peers
 from ficco.engines.probe_bench import ANSWERS_S, INBOX, Bench, Seat, in_turns
-from ficco.errors import counted
+from ficco.errors import EngineError, counted
 
 __all__ = ["Verdict", "probe"]
 
@@ -34,7 +34,10 @@ _ROUNDS = 1024  # signals in all, at least
 _STOPPED_S, _LIMIT_S = 0.02, 0.05
 _PROMPT_S = 1.0  # within which a wait must end
 _RATED, _SMALL = 4, 32  # copies of INBOX bytes, and of 4 bytes
+_UNUSED = _SLOTS + 2  # a word that no other probe reads
 _NAN_BYTES, _NUMBER = 4 * _KIB, 7  # of a wait for a signal that never comes
+_NAMES = ("arrive", "engines", "order", "release", "rates")
+_MAY_HANG = ("order", "release")  # if these do not end, the devices are not to be used
 _SLOWEST = 0.5  # of the fastest pair's rate
 
 
@@ -71,13 +74,19 @@ def probe(
     bench = Bench(peers)
     try:
         verdicts = []
-        for name, run in (
-            ("arrive", _arrive), ("engines", _engines), ("order", _order),
-            ("release", _release), ("rates", _rates),
-        ):  # fmt: skip
+        runs = (_arrive, _engines, _order, _release, _rates)
+        for name, run in zip(_NAMES, runs, strict=True):
             say(f"probe {name}")
-            verdicts.append(Verdict(name, *run(bench, signals)))
-        return verdicts
+            try:
+                verdicts.append(Verdict(name, *run(bench, signals)))
+            except EngineError as error:
+                if name not in _MAY_HANG:
+                    raise
+                verdicts.append(Verdict(name, False, str(error), {}))
+                break
+        skipped = f"not probed, because {verdicts[-1].name} did not end"
+        left = _NAMES[len(verdicts) :]
+        return [*verdicts, *[Verdict(name, False, skipped, {}) for name in left]]
     finally:
         bench.close()
 
@@ -127,8 +136,11 @@ def _engines(bench: Bench, signals: str) -> _Result:
 
         def to_all(sender: Seat, size: int = size) -> None:
             for receiver in seats:
-                if receiver is not sender:
-                    sender.calls.copy(receiver.inbox, sender.outbox, size, sender.urgent)
+                if receiver is sender:
+                    continue
+                sender.calls.copy(receiver.inbox, sender.outbox, size, sender.urgent)
+                if signals == "write":
+                    sender.calls.write(receiver.words + 4 * _UNUSED, 1, sender.urgent)
 
         jobs = [_bound(to_all, seat) for seat in seats]
         submits = bench.enqueue(captured, "urgent", jobs)
@@ -180,9 +192,10 @@ def _order(bench: Bench, signals: str) -> _Result:
             _await_slots(receiver, value)
         if not seats[0].calls.one_queue:
             _submit(submits)
+        arrived = {receiver: _received(receiver, value) for _, receiver in pairs}
         for sender, receiver in pairs:
             where = f"from device {sender.ordinal} to device {receiver.ordinal}, {_WAYS[captured]}"
-            if not _received(receiver, value):
+            if not arrived[receiver]:
                 early.append(f"a signal {where}, did not arrive within {ANSWERS_S:g} s")
             elif wrong := receiver.compared():
                 early.append(f"{wrong} words {where}, arrived after the signal behind them")
@@ -230,7 +243,7 @@ def _await_slots(receiver: Seat, value: int) -> None:
             data, size, value, stream, receiver.ignored
         )  # caches may keep what it reads
         word = receiver.words + 4 * slot
-        if calls.waits_by_streams:
+        if receiver.streams_wait:
             calls.wait(word, value, stream)
         else:
             calls.await_([(word, value, 1)], receiver.wait_words, 2 * ANSWERS_S, 0, 0, stream)
@@ -243,7 +256,7 @@ def _received(receiver: Seat, value: int) -> bool:
     arrived = calls.ends(receiver.stream, ANSWERS_S)
     if not arrived:
         receiver.stop()
-        for slot in range(_SLOTS if calls.waits_by_streams else 0):
+        for slot in range(_SLOTS if receiver.streams_wait else 0):
             calls.write(receiver.words + 4 * slot, value, receiver.urgent)
         receiver.settle(receiver.stream, "waiting for signals")
     return arrived

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -125,6 +126,7 @@ class Seat:
         words: address of its words.
         wrong, ignored: addresses of words that comparisons add to.
         wait_words: addresses of the host's words of a wait; see `_native.DriverCalls.await_`.
+        streams_wait: whether programs' waits are those of streams; otherwise kernels wait.
         holder: the kernel that occupies the device, after `load`.
     """
 
@@ -135,6 +137,8 @@ class Seat:
         self.calls = _native.DriverCalls(peers.open(rank))
         self.stream = self.calls.new_stream(False)
         self.urgent = self.calls.new_stream(True)
+        asked = os.environ.get("FICCO_WAITS", "")
+        self.streams_wait = self.calls.waits_by_streams and asked != "kernel"
         wait_page = self.calls.new_host_page(12)
         self._wait = (ctypes.c_uint32 * 3).from_address(wait_page[0])
         self.wait_words = (wait_page[1], wait_page[1] + 4, wait_page[1] + 8)

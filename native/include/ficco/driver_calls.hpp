@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -50,6 +51,9 @@ class DriverCalls {
     std::vector<GpuEvent> events_;
     std::vector<HostPage> pages_;
     std::vector<GpuGraph> graphs_;
+    std::map<GpuKernel, std::size_t> parameters_;  // number of each kernel's
+    HostPage page_{};                              // of `read`
+    std::size_t page_bytes_ = 0;
 };
 
 }  // namespace ficco

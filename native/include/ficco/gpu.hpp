@@ -137,7 +137,7 @@ struct HostPage {
 class Gpu : public std::enable_shared_from_this<Gpu> {
   public:
     // Makes the device current on the thread during its lifetime. Nested in another one of the same
-    // Gpu it does nothing: no foreign code runs in between.
+    // Gpu it does nothing: what runs in between leaves the context as it was.
     class Current {
       public:
         explicit Current(Gpu& gpu) : gpu_(gpu), before_(of_thread_) {

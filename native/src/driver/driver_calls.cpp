@@ -64,27 +64,30 @@ void DriverCalls::copy(GpuAddress to, GpuAddress from, std::size_t bytes, GpuStr
 std::string DriverCalls::read(GpuAddress address, std::size_t bytes, GpuStream stream,
                               double seconds) {
     const Gpu::Current current(*gpu_);
-    const HostPage page = gpu_->new_host_page(bytes);
-    gpu_->read(page.host, address, bytes, stream);
+    if (page_bytes_ < bytes) {  // seldom: to allocate may block behind a stream that waits
+        page_ = new_host_page(bytes);
+        page_bytes_ = bytes;
+    }
+    gpu_->read(page_.host, address, bytes, stream);
     if (!ends(stream, seconds)) {
-        pages_.push_back(page);  // the read may still come
+        page_bytes_ = 0;  // the read may still come
         throw GpuError("a stream has not ended in " + std::to_string(seconds) + " s");
     }
-    std::string found(static_cast<const char*>(page.host), bytes);
-    gpu_->delete_host_page(page);
-    return found;
+    return {static_cast<const char*>(page_.host), bytes};
 }
 
 GpuKernel DriverCalls::load(std::string_view code, const std::string& entry,
                             unsigned shared_bytes) {
     const Gpu::Current current(*gpu_);
     const GpuKernel kernel = gpu_->load_code(code, entry, shared_bytes);
-    for (const std::size_t bytes : gpu_->load(kernel)) {
+    const std::vector<std::size_t> sizes = gpu_->load(kernel);
+    for (const std::size_t bytes : sizes) {
         if (bytes != sizeof(std::uint32_t) && bytes != sizeof(std::uint64_t)) {
             throw GpuError("the kernel " + entry + " has a parameter of " + std::to_string(bytes) +
                            " bytes; 4 or 8 are known here");
         }
     }
+    parameters_[kernel] = sizes.size();
     return kernel;
 }
 
@@ -92,7 +95,7 @@ void DriverCalls::launch(const KernelLaunch& launch, std::span<const std::uint64
                          GpuStream stream) {
     const Gpu::Current current(*gpu_);
     std::vector<std::uint64_t> given(values.begin(), values.end());  // little-endian
-    if (const std::size_t count = gpu_->load(launch.kernel).size(); given.size() > count) {
+    if (const std::size_t count = parameters_.at(launch.kernel); given.size() > count) {
         throw GpuError("a kernel of " + std::to_string(count) + " parameters got " +
                        std::to_string(given.size()));
     } else {
