@@ -226,8 +226,8 @@ def opened() -> None:
 def doctor(signals: bool) -> None:
     """What `ficco doctor` says of the double's devices."""
     found = {finding.name: finding for finding in amd_findings()[0]}
-    assert found["HIP runtime"].ok and "HIP 7.1, 3 devices" in found["HIP runtime"].found
-    assert found["AMD device 2"].ok and "gfx942, 304 compute units" in found["AMD device 2"].found
+    assert found["HIP runtime"].ok and "HIP 7.1, 2 devices" in found["HIP runtime"].found
+    assert found["AMD device 1"].ok and "gfx942, 304 compute units" in found["AMD device 1"].found
     assert found["AMD peer access"].ok
     if signals:
         assert (

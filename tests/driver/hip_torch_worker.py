@@ -78,7 +78,7 @@ def gradients(here: Any, world: int) -> None:
 def at_random(here: Any, world: int) -> None:
     """Random calls, in every layout, between replays, resets and larger windows."""
     seed = torch_worker.RANDOM_SEED + world
-    calls = torch_worker.RANDOM_CALLS
+    calls = torch_worker.RANDOM_CALLS // 2
     random_calls.random_calls(here.rank, world, seed, calls, lambda t: t, here)
 
 

@@ -23,9 +23,9 @@ def on_double(folder: Path, scenario: str, double: dict[str, Any], **words: Any)
     return run(WORKER, scenario, text, env=given | {"OPENBLAS_NUM_THREADS": "1"}, timeout_s=120)
 
 
-@pytest.mark.parametrize("worlds", [[1, 2, 3, 4], [8]], ids=["1 to 4 ranks", "8 ranks"])
+@pytest.mark.parametrize("worlds", [[1, 2, 4], [3], [8]], ids=str)
 def test_every_operator_and_schedule_is_right(hip_folder: Path, worlds: list[int]) -> None:
-    dtypes = ["float32"] if 8 in worlds else ["float32", "float16", "bfloat16"]
+    dtypes = ["float32", "float16", "bfloat16"] if worlds == [3] else ["float32"]
     assert "right" in on_double(hip_folder, "operators", {}, worlds=worlds, dtypes=dtypes)
 
 
@@ -63,6 +63,6 @@ def test_copies_that_write_nothing_are_found(hip_folder: Path) -> None:
 
 @pytest.mark.parametrize("copies", ["done", "dropped"])
 def test_doctor_looks_at_devices_and_signals(hip_folder: Path, copies: str) -> None:
-    double = {"devices": 3, "nocu": copies}
+    double = {"devices": 2, "nocu": copies}
     found = on_double(hip_folder, "doctor", double, signals=copies == "done")
     assert "right" in found
