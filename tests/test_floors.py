@@ -70,6 +70,7 @@ SAME_FLOOR = {
     ("data", "errors"),
     ("logs", "errors"),
     ("settings", "errors"),
+    ("temporary", "errors"),
     ("data", "reading"),
     ("machine", "costs"),
     ("machine", "curves"),

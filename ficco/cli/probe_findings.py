@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -92,16 +91,9 @@ def check_report(path: str) -> Path:
     Raises:
         InputError: the name does not end in .json, the file exists, or it cannot be written.
     """
-    target = Path(path)
-    if target.suffix != ".json":
+    if Path(path).suffix != ".json":
         raise InputError(f"--report {path}: the file's name must end in .json")
-    if os.path.lexists(target):
-        raise InputError(f"--report {path}: the file exists; remove it, or name another file")
-    try:
-        tempfile.NamedTemporaryFile(dir=target.parent).close()
-    except OSError as error:
-        raise InputError(f"--report {path}: {error.strerror} ({target.parent})") from None
-    return target
+    return temporary.check_new(path, "--report")
 
 
 def write_report(
@@ -125,13 +117,10 @@ def write_report(
         "findings": [finding._asdict() for finding in findings],
         "probes": [record.as_json() for record in records],
     }
+    text, home = json.dumps(document, indent=1) + "\n", str(Path.home())
+    if home != os.sep:
+        text = text.replace(f"{home}{os.sep}", f"~{os.sep}")
     try:
-        with temporary.folder(".ficco-", target.parent) as folder:
-            file = folder / target.name
-            text, home = json.dumps(document, indent=1), str(Path.home())
-            if home != os.sep:
-                text = text.replace(f"{home}{os.sep}", f"~{os.sep}")
-            file.write_text(text + "\n", encoding="utf-8")
-            os.replace(file, target)
+        temporary.write_whole(target, text)
     except OSError as error:
         raise InputError(f"--report {target}: {error.strerror}") from None

@@ -6,13 +6,11 @@ these probes the devices again.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,14 +28,14 @@ _FORMAT = 1
 _NEEDED = ("arrive", "order", "release")  # without these, results may be wrong or calls hang
 
 ADVICE = {
-    "arrive": "update the driver; until then ficco refuses these devices",
+    "arrive": "update the driver; until then ficco refuses AMD devices",
     "engines": (
         "update the driver (ROCm: copies of kind NoCU use SDMA for every size since "
         "rocm-systems pull requests 683 and 9100); until then schedule='auto' is serial on AMD "
         "devices, because copies cannot overlap with kernels"
     ),
-    "order": "update the driver; until then ficco refuses these devices",
-    "release": "update the driver; until then ficco refuses these devices",
+    "order": "update the driver; until then ficco refuses AMD devices",
+    "release": "update the driver; until then ficco refuses AMD devices",
     "rates": "look for a slow link, or for memory that the driver takes for local (rocm-systems "
     "issue 9472)",
 }  # fmt: skip
@@ -133,11 +131,16 @@ def trusted(peers: Peers, signals: str) -> str:
         if name in failed:
             raise DevicesRefused(
                 f"the probe {name!r} of the devices failed: {failed[name].found}; {ADVICE[name]}; "
-                "`ficco doctor --report FILE.json` writes what to report"
+                f"{_again(record)}`ficco doctor --report FILE.json` writes what to report"
             )
     if "engines" in failed:
         return f"the probe 'engines' of the devices failed: {failed['engines'].found}"
     return ""
+
+
+def _again(record: Record) -> str:
+    """Return how the devices are probed again, if the verdicts are kept in a file."""
+    return f"remove {record.path} to probe them again; " if record.path else ""
 
 
 def _path(identity: Mapping[str, Any], signals: str) -> Path:
@@ -160,16 +163,11 @@ def _read(path: Path) -> Record | None:
 
 
 def _written(path: Path, record: Record) -> Path | None:
-    """Write a record whole, or not at all; return its file if that worked."""
-    with contextlib.suppress(OSError), temporary.folder("probes-", _made(path.parent)) as folder:
-        file = folder / path.name
-        file.write_text(json.dumps(record.as_json(), indent=1) + "\n", encoding="utf-8")
-        os.replace(file, path)
-        return path
-    _log.warning("%s cannot be written; the devices are probed again next time", path)
-    return None
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Write a record; return its file if that worked."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_whole(path, json.dumps(record.as_json(), indent=1) + "\n")
+    except OSError as error:
+        _log.warning("%s cannot be written (%s); the next use probes again", path, error)
+        return None
+    return path

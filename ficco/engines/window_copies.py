@@ -70,8 +70,8 @@ class WindowCopies:
         for _, submit in self._copies.values():
             submit()
         late: list[str] = []
-        for index, (name, (stream, _)) in enumerate(self._copies.items()):
-            if not self._calls.ends(stream, 0 if index and late else _ENDS_S):
+        for name, (stream, _) in self._copies.items():
+            if not self._calls.ends(stream, 0 if late else _ENDS_S):
                 late.append(name)
         return late
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,13 +40,7 @@ def check_target(path: str) -> Path:
         raise InputError(
             f"--profile {path}: a name that ends in .toml is needed, for use with --machine"
         )
-    if os.path.lexists(target):
-        raise InputError(f"--profile {path}: the file exists; remove it, or name another file")
-    try:
-        tempfile.NamedTemporaryFile(dir=target.parent).close()
-    except OSError as error:
-        raise InputError(f"--profile {path}: {error.strerror} ({target.parent})") from None
-    return target
+    return temporary.check_new(path, "--profile")
 
 
 def write_profile(target: Path, table: Table) -> Machine:
@@ -69,10 +61,7 @@ def write_profile(target: Path, table: Table) -> Machine:
     if machine != Machine.from_toml(figures, str(target)):
         raise MachineError(f"{target}: the profile's text reads back differently")
     try:
-        with temporary.folder(".ficco-", target.parent) as folder:
-            file = folder / target.name
-            file.write_text(text, encoding="utf-8")
-            os.replace(file, target)
+        temporary.write_whole(target, text)
     except OSError as error:
         raise InputError(f"--profile {target}: {error.strerror}") from None
     return machine

@@ -92,12 +92,13 @@ class _SharedCopies:
 
     def reason(self) -> str:
         """Return why copies do not overlap with kernels, or ""."""
-        for step in (self._allocate, self._open, self._hold):
-            if error := self._agreed(step):
-                self._agreed(self._release)
-                return f"copies to memory that processes share cannot be probed: {error}"
-            if step == self._allocate:
-                self._handles = self._runtime.gathered(self._exported, opening=True)
+        error = self._agreed(self._allocate)
+        if not error:
+            self._handles = self._runtime.gathered(self._exported, opening=True)
+            error = self._agreed(self._open) or self._agreed(self._hold)
+        if error:
+            self._agreed(self._release)
+            return f"copies to memory that processes share cannot be probed: {error}"
         late: list[list[str]] = self._runtime.gathered(self._copies.late(), opening=True)
         error = self._agreed(self._release)
         for rank, of_rank in enumerate(late):
