@@ -60,7 +60,7 @@ def results_readme(page: Page) -> str:
         "These scripts read the files:", "",
         *table(["script", "what it makes"], [list(row) for row in READERS.items()]), "",
         "[ab](ab/README.md) has measurements of one change each, before and after. No page shows "
-        "them.",
+        "them. `reports` has files of `ficco doctor --report`, by machine.",
     ]  # fmt: skip
     return "\n".join(wrapped(lines)) + "\n"
 

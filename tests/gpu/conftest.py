@@ -1,7 +1,8 @@
 """GPUs for the tests in this folder; without them they are skipped, or fail with --require gpu.
 
-Commands and the checks of ranks run side by side, and come first; what must have the GPUs to itself
-comes behind them. Each test is told by one line when it ends.
+Commands, examples, blocks of the documentation and the checks of ranks run side by side, and come
+first. What must have the GPUs to itself comes behind them. Each test is told by one line when it
+ends.
 """
 
 # ruff: noqa: E402 (the path comes before what is found by it)
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from checks import Check, left_out
 from pool import Pool, Ran, lanes_here
 
 # Those that are not here have the GPUs to themselves, and come last.
-STAGES = ("test_commands", "test_gpu_checks")
+STAGES = ("test_commands", "test_examples", "test_documentation", "test_gpu_checks")
+PROGRAMS_AT_ONCE = 3  # examples and pages of the documentation, with a process per GPU each
 _FAILURE_LINES = 40
 _CONFIG: list[pytest.Config] = []
 _BEGUN = time.monotonic()
@@ -71,6 +74,31 @@ def run(
         yield pool.result
     finally:
         pool.close()
+
+
+@pytest.fixture(scope="session")
+def programs(
+    gpus: int, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Any]]:
+    """Returns what a program's function returned, or raises what it raised.
+
+    A mark names the programs of a test: `programs((function, *arguments), ...)`. A function takes a
+    folder and these arguments. Those of the selected tests begin at once, a few at a time, since
+    most of their time goes to the start of processes.
+    """
+    wanted = [
+        call
+        for item in request.session.items
+        for mark in item.iter_markers("programs")
+        for call in mark.args
+    ]
+    with ThreadPoolExecutor(PROGRAMS_AT_ONCE) as executor:
+        futures = {
+            call: executor.submit(call[0], tmp_path_factory.mktemp("program"), *call[1:])
+            for call in dict.fromkeys(wanted)
+        }
+        yield lambda *call: futures[call].result()
+        executor.shutdown(cancel_futures=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -31,7 +31,7 @@ SERVE = Path(__file__).with_name("serve.py")
 START_S = 90.0  # to import PyTorch and to join, when other groups do so, too
 GRACE_S = 5.0  # for the other ranks, once one has failed
 TAIL = 3000  # characters of what a rank said
-CORES_PER_LANE, MOST_LANES = 8, 4
+CORES_PER_LANE, MOST_LANES = 5, 6
 FEWEST, MOST_CHECKS = 4, 10  # of a group in a lane, so that lanes end together
 
 

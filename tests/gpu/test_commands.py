@@ -48,12 +48,13 @@ def each(begin: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def result(
-    gpus: int, run: object, request: pytest.FixtureRequest,
+    gpus: int, run: object, programs: object, request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Result]:  # fmt: skip
     """What a line returned and printed, and the folder in which it ran.
 
-    With `run`, the checks of ranks have begun, and go on beside the lines.
+    With `run` and `programs`, the checks of ranks and the examples have begun, and go on beside the
+    lines.
     """
     wanted = dict.fromkeys(
         name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_run(page: str, gpus: int, tmp_path: Path) -> None:
-    assert not (failure := run_ranks(ROOT / page, tmp_path, "gpu", 2)), failure
+def failure_of(folder: Path, page: str) -> str:
+    """Run the blocks of a page on two GPUs; return nothing, or what went wrong."""
+    return run_ranks(ROOT / page, folder, "gpu", 2)
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.programs((failure_of, page))) for page in PAGES]
+)
+def test_blocks_run(page: str, programs: Callable[..., str]) -> None:
+    assert not (failure := programs(failure_of, page)), failure
