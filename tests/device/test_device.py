@@ -8,28 +8,27 @@ import pytest
 from forking import run_forked
 
 INTERPRETED = (
-    "signals", "stores", "barriers", "mailboxes", "late failures refusals", "products",
-    "embeddings declared",
+    "signals", "stores", "barriers", "mailboxes", "late", "failures", "refusals", "products",
+    "embeddings", "declared",
 )  # fmt: skip
+COMPILED = "order", "widths", "examples", "following", "refusals"
 
 
 @pytest.mark.parametrize(
-    ("worker", "subjects", "interpret"),
+    ("worker", "subject"),
     [
-        *(("interpreted_worker.py", subjects, "1") for subjects in INTERPRETED),
-        ("compiled_worker.py", "order widths examples following refusals", "0"),
-        ("group_worker.py", "", "1"),
+        *(("interpreted", subject) for subject in INTERPRETED),
+        *(("compiled", subject) for subject in COMPILED),
+        ("group", ""),
     ],
 )
-def test_it_is_right(
-    worker: str, subjects: str, interpret: str, tmp_path: Path, torch: object
-) -> None:
+def test_it_is_right(worker: str, subject: str, tmp_path: Path, torch: object) -> None:
     settings = {
-        "TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache", "GLOO_SOCKET_IFNAME": "lo",
-        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "0" if worker == "compiled" else "1", "TRITON_CACHE_DIR": "cache",
+        "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     code, said = run_forked(
-        Path(__file__).with_name(worker), *subjects.split(),
+        Path(__file__).with_name(f"{worker}_worker.py"), *subject.split(),
         folder=tmp_path, environment=settings, timeout=200,
     )  # fmt: skip
     assert code == 0 and "right" in said, said

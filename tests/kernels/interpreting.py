@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import triton
+from triton.language import core
 from triton.runtime import interpreter
 
 HAS_SCOPE = hasattr(interpreter, "_LangPatchScope")
@@ -20,6 +22,10 @@ def make_ready() -> None:
     _patch_once_a_launch()
     _check_no_overflow_in_vain()
     _keep_dtypes()
+    if triton.__version__.startswith("3.6."):
+        _make_types_once()
+        _make_shapes_once()
+        _make_types_of_tuples_when_needed()
 
 
 def _let_loops_count() -> None:
@@ -101,3 +107,53 @@ def _keep_dtypes() -> None:
         return found[name]
 
     interpreter._get_np_dtype = find_once
+
+
+def _make_types_once() -> None:
+    """Let types of blocks be made once: the interpreter makes equal ones in every operation."""
+    make, made = core.block_type.__init__, dict[Any, dict[str, Any]]()
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([getattr(size, "value", size) for size in shape])
+        key = type(element_ty), element_ty.name, sizes
+        if key not in made:
+            make(self, element_ty, shape)
+            made[key] = self.__dict__
+        self.__dict__ = made[key]
+
+    core.block_type.__init__ = init
+
+
+def _make_shapes_once() -> None:
+    """Let tensors of one type share their shape, which nothing changes."""
+    make = core.tensor.__init__
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        shape = type.__dict__.get("_shape_of_tensors")
+        if shape is None:
+            make(self, handle, type)
+            type.__dict__["_shape_of_tensors"] = self.numel, self.shape
+            return
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = shape
+
+    core.tensor.__init__ = init
+
+
+def _make_types_of_tuples_when_needed() -> None:
+    """Let a tuple's type, for which few ask, be made when it is asked for."""
+
+    def init(self: Any, args: Any, type: Any = None) -> None:
+        self.values, self.given = list(args), type
+
+    def type_of(self: Any) -> Any:
+        if not isinstance(self.given, core.tuple_type):
+            none = self.given is None
+            made = core._type_for_tuple_values(self.values) if none else core.tuple_type(self.given)
+            self.given = made
+        return self.given
+
+    def set_type(self: Any, type: Any) -> None:
+        self.given = type
+
+    core.tuple.__init__, core.tuple.type = init, property(type_of, set_type)

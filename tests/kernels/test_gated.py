@@ -15,28 +15,26 @@ FOLDER = Path(__file__).parent
 def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated") -> None:
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache"}
     code, said = run_forked(
-        FOLDER / f"{worker}_worker.py", *subject.split(),
-        folder=folder, environment=settings, timeout=280,
-    )  # fmt: skip
+        FOLDER / f"{worker}_worker.py", subject, folder=folder, environment=settings, timeout=280
+    )
     assert code == 0 and "right" in said, said
 
 
 @pytest.mark.parametrize(
-    "subjects",
-    ["products", "giving_up late refusals warming shared ends_first release"],
-    ids=["products", "others"],
-)
-def test_it_is_right(subjects: str, tmp_path: Path, torch: object) -> None:
-    run_worker(subjects, tmp_path, "1")
+    "subject",
+    [
+        "products", "giving_up", "late", "refusals", "warming", "shared", "ends_first", "release",
+    ],
+)  # fmt: skip
+def test_it_is_right(subject: str, tmp_path: Path, torch: object) -> None:
+    run_worker(subject, tmp_path, "1")
 
 
 @pytest.mark.parametrize(
-    "subjects",
-    ["products", "early sums late_terms giving_up refusals shared"],
-    ids=["products", "others"],
+    "subject", ["products", "early", "sums", "late_terms", "giving_up", "refusals", "shared"]
 )
-def test_parts_that_signal_are_right(subjects: str, tmp_path: Path, torch: object) -> None:
-    run_worker(subjects, tmp_path, "1", "signalling")
+def test_parts_that_signal_are_right(subject: str, tmp_path: Path, torch: object) -> None:
+    run_worker(subject, tmp_path, "1", "signalling")
 
 
 def test_what_is_compiled_loads_behind_the_fence_and_stores_in_order(

@@ -19,9 +19,11 @@ from ficco.packing import amd_gated, building
 from ficco.tiling import Tile
 
 
-@pytest.mark.parametrize("subjects", ["products", "giving_up limit late stopped refusals"])
-def test_it_is_right(subjects: str, tmp_path: Path, torch: object) -> None:
-    run_worker(subjects, tmp_path, "1", "gated_amd")
+@pytest.mark.parametrize(
+    "subject", ["products", "giving_up", "limit", "late", "stopped", "refusals"]
+)
+def test_it_is_right(subject: str, tmp_path: Path, torch: object) -> None:
+    run_worker(subject, tmp_path, "1", "gated_amd")
 
 
 @pytest.fixture(params=ARCHITECTURES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,29 +10,19 @@ from forking import run_forked
 
 
 @pytest.mark.parametrize(
-    ("worker", "subjects", "interpret"),
+    ("worker", "subject"),
     [
-        ("all_reduce_worker.py", "products odd_values", "1"),
-        ("all_reduce_worker.py", "giving_up refusals", "1"),
-        ("all_reduce_worker.py", "assembly", "0"),
-        ("all_reduce_worker.py", "shares", "0"),
-        ("gather_worker.py", "products", "1"),
-        ("gather_worker.py", "giving_up refusals", "1"),
-        ("gather_worker.py", "assembly", "0"),
-        ("pool_worker.py", "sums", "1"),
-        ("pool_worker.py", "giving_up refusals", "1"),
-        ("pool_worker.py", "assembly", "0"),
-        ("pull_worker.py", "sums", "1"),
-        ("pull_worker.py", "giving_up refusals", "1"),
-        ("pull_worker.py", "assembly", "0"),
+        *(("all_reduce", subject) for subject in ("products", "odd_values", "shares")),
+        *((worker, "sums") for worker in ("pool", "pull")),
+        ("gather", "products"),
+        *(product(("all_reduce", "gather", "pool", "pull"), ("giving_up", "refusals", "assembly"))),
     ],
 )
-def test_it_is_right(
-    worker: str, subjects: str, interpret: str, tmp_path: Path, torch: object
-) -> None:
+def test_it_is_right(worker: str, subject: str, tmp_path: Path, torch: object) -> None:
+    interpret = "0" if subject in ("assembly", "shares") else "1"
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache"}
     code, said = run_forked(
-        Path(__file__).with_name(worker), *subjects.split(),
+        Path(__file__).with_name(f"{worker}_worker.py"), subject,
         folder=tmp_path, environment=settings, timeout=200,
     )  # fmt: skip
     assert code == 0 and "right" in said, said

@@ -12,17 +12,15 @@ from ficco.kernels.pooled_tables import choose_tile
 WORKER = Path(__file__).with_name("pooled_tables_worker.py")
 
 
-def run_worker(subjects: str, folder: Path, interpret: str) -> None:
+def run_worker(subject: str, folder: Path, interpret: str) -> None:
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache"}
-    code, said = run_forked(
-        WORKER, *subjects.split(), folder=folder, environment=settings, timeout=200
-    )
+    code, said = run_forked(WORKER, subject, folder=folder, environment=settings, timeout=200)
     assert code == 0 and "right" in said, said
 
 
-@pytest.mark.parametrize("subjects", ["values", "tiles torch_rules refusals"])
-def test_pooling_is_right(subjects: str, tmp_path: Path, torch: object) -> None:
-    run_worker(subjects, tmp_path, "1")
+@pytest.mark.parametrize("subject", ["values", "tiles", "torch_rules", "refusals"])
+def test_pooling_is_right(subject: str, tmp_path: Path, torch: object) -> None:
+    run_worker(subject, tmp_path, "1")
 
 
 def test_what_is_compiled_loads_16_bytes_and_needs_no_barrier(
