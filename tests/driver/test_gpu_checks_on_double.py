@@ -27,46 +27,50 @@ from ficco.operators import OPERATORS
 
 SCRIPT = Path(__file__).with_name("gpu_checks_on_double.py")
 LIMIT_S = 200
-Asked = list[tuple[str, dict[str, Any]]]
 _FAULTS = {"timeout_s": 6.0, "late_s": 4.0}  # a rank may be slow where many processes run
-CALLS: Asked = [
+SCENARIOS: list[tuple[str, dict[str, Any]]] = [
     ("fuzz", {"calls": 20}), ("replay", {"replays": 10}), ("few_rows", {"calls": 4}),
     ("capture_rules", {}), ("functions", {}),
-]  # fmt: skip
-OTHERS: Asked = [
     ("faults", _FAULTS), ("faults", {**_FAULTS, "few_rows": True}), ("aside", {}),
     ("random", {"seed": 1, "calls": 40}),
 ]  # fmt: skip
 
 
-def operators(turn: int) -> Asked:
+def operators(world: int, count: int) -> list[Any]:
+    """Return operators, each in the dtype whose turn it is."""
     dtypes = tuple(DTYPES)
     return [
-        ("operators", {"op": op, "dtype": dtypes[(turn + i) % len(dtypes)]})
-        for i, op in enumerate(OPERATORS)
-    ]
+        pytest.param(
+            world, "operators", {"op": op, "dtype": dtypes[(world + i) % len(dtypes)]},
+            id=f"{op}-{world} ranks",
+        )
+        for i, op in enumerate(OPERATORS[:count])
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("world", "asked"),
+    ("world", "scenario", "words"),
     [
-        pytest.param(2, operators(0), id="operators, 2 ranks"),
-        pytest.param(3, operators(1)[:3], id="operators, 3 ranks"),
-        pytest.param(2, CALLS, id="calls"),
-        pytest.param(2, OTHERS, id="faults and random calls"),
+        *operators(2, len(OPERATORS)),
+        *operators(3, 3),
+        *(
+            pytest.param(2, name, words, id=f"{name} of few rows" if "few_rows" in words else name)
+            for name, words in SCENARIOS
+        ),
     ],
 )
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_scenarios_run(
-    double_folder: Path, tmp_path: Path, torch: Any, world: int, asked: Asked
-) -> None:
+    double_folder: Path, tmp_path: Path, torch: Any, world: int, scenario: str,
+    words: dict[str, Any],
+) -> None:  # fmt: skip
     given = environment(double_folder, devices=world, version=13000) | {
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
     logs = [(tmp_path / f"rank{rank}.txt").open("w") for rank in range(world)]
     ranks = [
         Forked(
-            [SCRIPT, "double", tmp_path / "store", rank, world, json.dumps(asked)],
+            [SCRIPT, "double", tmp_path / "store", rank, world, json.dumps([[scenario, words]])],
             log, subprocess.STDOUT, given,
         )
         for rank, log in enumerate(logs)
@@ -77,10 +81,9 @@ def test_scenarios_run(
         log.close()
     said = "".join(f"---- rank {i}\n{text[-3000:]}" for i, text in enumerate(texts))
     assert codes == [0] * world, said
-    names = tuple(f"{name} {{" for name, _ in asked)
     for text in texts:
-        made = [line for line in text.splitlines() if line.startswith(names)]
-        assert made == [f"{name} {words}" for name, words in asked], said
+        made = [line for line in text.splitlines() if line.startswith(f"{scenario} {{")]
+        assert made == [f"{scenario} {words}"], said
 
 
 @pytest.mark.timeout(LIMIT_S + 60)

@@ -23,27 +23,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_functions_and_gradients_are_right(hip_folder: Path, tmp_path: Path, world: int) -> None:
-    test_torch.run(
-        hip_folder / "hip_double",
-        tmp_path,
-        world,
-        "functions",
-        "gradients",
-        *(["predicted"] if world > 1 else []),
-    )
+CHECKS = [
+    *((check, world) for check in ("functions", "gradients") for world in (1, 2, 3)),
+    *(("predicted", world) for world in (2, 3)),
+    *((check, 3) for check in ("captures", "failures", "refused_by_driver", "at_random", "death")),
+]
 
 
-def test_graphs_failures_and_random_calls(hip_folder: Path, tmp_path: Path) -> None:
-    test_torch.run(
-        hip_folder / "hip_double", tmp_path, 3,
-        "captures", "failures", "refused_by_driver", "at_random",
-    )  # fmt: skip
-
-
-def test_a_rank_that_dies_is_named(hip_folder: Path, tmp_path: Path) -> None:
-    test_torch.run(hip_folder / "hip_double", tmp_path, 3, "death")
+@pytest.mark.parametrize(("check", "world"), CHECKS)
+def test_ranks_are_right(hip_folder: Path, tmp_path: Path, check: str, world: int) -> None:
+    """Functions, gradients and predictions; graphs, ranks that fail or die, calls at random."""
+    test_torch.run(hip_folder / "hip_double", tmp_path, world, check)
 
 
 def test_devices_are_probed_and_auto_is_serial_where_kernels_copy(

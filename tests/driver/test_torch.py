@@ -54,17 +54,19 @@ def run(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_functions_and_gradients_are_right(double_folder: Path, tmp_path: Path, world: int) -> None:
+@pytest.mark.parametrize("check", ["functions", "gradients", "calls_again", "models"])
+def test_functions_are_right(double_folder: Path, tmp_path: Path, check: str, world: int) -> None:
     """Also again, with tensors that are laid out otherwise, after a change of mind; and models."""
-    run(double_folder, tmp_path, world, "functions", "gradients", "calls_again", "models")
+    run(double_folder, tmp_path, world, check)
 
 
+@pytest.mark.parametrize("check", ["functions", "captures"])
 def test_streams_may_write_to_peers(
-    double_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    double_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str
 ) -> None:
     """Calls and graphs with the other kind of signals."""
     monkeypatch.setenv("FICCO_SIGNALS", "write")
-    run(double_folder, tmp_path, 2, "functions", "captures", peer_writes="done")
+    run(double_folder, tmp_path, 2, check, peer_writes="done")
 
 
 def test_a_group_without_signals_falls_back(
@@ -90,19 +92,13 @@ def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int)
     run(double_folder, tmp_path, world, "at_random")
 
 
-def test_captures_and_failures(double_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "check",
+    [
+        "captures", "made_ready", "plain_made_ready", "nothing_to_multiply", "diverging",
+        "failures", "refused_by_driver", "one_sided", "slow_to_load",
+    ],
+)  # fmt: skip
+def test_captures_and_failures(double_folder: Path, tmp_path: Path, check: str) -> None:
     """Graphs of calls, beside calls and larger windows; ranks that do not come, or call others."""
-    run(
-        double_folder,
-        tmp_path,
-        3,
-        "captures",
-        "made_ready",
-        "plain_made_ready",
-        "nothing_to_multiply",
-        "diverging",
-        "failures",
-        "refused_by_driver",
-        "one_sided",
-        "slow_to_load",
-    )
+    run(double_folder, tmp_path, 3, check)
