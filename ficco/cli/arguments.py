@@ -257,7 +257,8 @@ def problem_from(
         args.ranks = ranks
     if not 1 <= args.ranks <= MAX_WORLD:
         raise InputError(f"--ranks {args.ranks}: ficco runs 1 to {MAX_WORLD} ranks")
-    machine = Machine.named(args.machine or ("cuda" if engine == "cuda" else fitting(args.ranks)))
+    own = engine if engine in ("cuda", "hip") else fitting(args.ranks)
+    machine = Machine.named(args.machine or own)
     rows = None if args.rows is None else _numbers(args.rows, "--rows", args.ranks)
     given_m = args.m
     if rows is not None and args.m is None:

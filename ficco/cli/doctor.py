@@ -389,7 +389,7 @@ def _torch_on_gpus() -> list[Finding]:
         "Triton": offers.triton,
     }
     features = ", ".join(name for name, present in available.items() if present)
-    lacking = offers.lacking
+    lacking = offers.lacking()
     do = "install a CUDA build of torch>=2.9" if lacking and not offers.cuda else ""
     found = f"{lacking}; has {features}" if lacking else features
     return [Finding("torch on GPUs", not lacking, found, serves, do), *_absent_names()]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
@@ -20,6 +20,7 @@ __all__ = [
     "gpus",
     "profile_of",
     "unreachable_pairs",
+    "vendor_of",
 ]
 
 MOST_GPUS = 8  # the most that a command takes by default
@@ -31,34 +32,51 @@ class Gpus(NamedTuple):
     Attributes:
         devices: number of GPUs.
         trouble: why ficco cannot run on them; empty if it can.
+        engine: "cuda" for NVIDIA's, "hip" for AMD's.
     """
 
     devices: int
     trouble: str = ""
+    engine: str = "cuda"
 
 
-def gpus(ranks: int) -> Gpus:
-    """Look for GPUs and check that ficco can run on the first `ranks` of them."""
-    from ficco.engines import cuda
+def gpus(ranks: int, engine: str = "auto") -> Gpus:
+    """Look for GPUs and check that ficco can run on the first `ranks` of them.
 
+    Args:
+        ranks: the number of GPUs that are needed.
+        engine: "cuda" or "hip"; "auto": AMD's GPUs if there are none of NVIDIA.
+    """
+    if engine == "auto":
+        here = gpus(ranks, "cuda")
+        amd = here if here.devices else gpus(ranks, "hip")
+        return amd if amd.devices else here
+    vendor = vendor_of(engine)
     try:
-        count = cuda.device_count()
-        peers = [cuda.capabilities(device).peers for device in range(min(count, ranks))]
-    except cuda.GpuError as error:
-        return Gpus(0, driver_trouble(error))
+        count = vendor.device_count()
+        peers = [vendor.capabilities(device).peers for device in range(min(count, ranks))]
+    except vendor.GpuError as error:
+        return Gpus(0, driver_trouble(error), engine)
     if not count:
-        return Gpus(0, "the driver sees no GPU")
+        return Gpus(0, "the driver sees no GPU", engine)
     if unreachable := unreachable_pairs(peers):
         return Gpus(
             count,
-            f"these GPUs do not reach each other's memory: {unreachable}; select others with "
-            "CUDA_VISIBLE_DEVICES",
+            f"these GPUs do not reach each other's memory: {unreachable}; {vendor.REMEDY}",
+            engine,
         )
     if find_spec("torch") is None:
-        return Gpus(count, "PyTorch is not installed; pip install 'ficco[torch]'")
+        return Gpus(count, "PyTorch is not installed; pip install 'ficco[torch]'", engine)
     from ficco.measuring.executors import torch_offers
 
-    return Gpus(count, torch_offers().lacking)
+    return Gpus(count, torch_offers().lacking(engine), engine)
+
+
+def vendor_of(engine: str) -> Any:
+    """Return the module for the devices of "cuda" or "hip"."""
+    from ficco.engines import cuda, hip
+
+    return hip if engine == "hip" else cuda
 
 
 def driver_trouble(error: Exception) -> str:
@@ -80,9 +98,10 @@ def unreachable_pairs(peers: Sequence[Sequence[bool]]) -> str:
 
 
 def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
-    """Return the engine for a run, "host" or "cuda", and the number of GPUs (0 for "host").
+    """Return the engine for a run and the number of GPUs (0 for "host").
 
-    A machine named by --machine decides. Otherwise "auto" is "cuda" if several GPUs are usable.
+    A machine named by --machine decides. Otherwise "auto" is that of the GPUs if several are
+    usable.
 
     Raises:
         InputError: engine, machine and GPUs contradict each other.
@@ -92,8 +111,6 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
     request = f"--engine {engine}"
     if args.machine is not None:
         machine = Machine.named(args.machine)
-        if machine.engine == "hip":
-            raise InputError(f"machine {machine.name!r}: this command does not run on AMD GPUs")
         if engine not in ("auto", machine.engine):
             raise InputError(
                 f"--engine {engine}: machine {machine.name!r} is for the {machine.engine} engine; "
@@ -102,7 +119,7 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
         engine, request = machine.engine, f"--machine {args.machine}"
     if engine == "host":
         return "host", 0
-    here = gpus(args.ranks or MOST_GPUS)
+    here = gpus(args.ranks or MOST_GPUS, engine)
     if engine == "auto" and (here.devices < 2 or here.trouble):
         return "host", 0
     if not here.devices:
@@ -116,11 +133,11 @@ def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
             f"--ranks {args.ranks}: there are {here.devices} GPUs here, one per rank; request "
             "fewer ranks, or --engine host"
         )
-    return "cuda", here.devices
+    return here.engine, here.devices
 
 
 def driver_of(machine: Machine) -> str | None:
-    """Return the CUDA version of this driver if the machine is the local GPUs, else None.
+    """Return the CUDA version of this driver if the machine is the local NVIDIA GPUs, else None.
 
     Raises:
         MachineError: there is no driver, or it is too old.
@@ -144,17 +161,22 @@ def profile_of(machine: Machine, ranks: int) -> Machine:
     from ficco.selector import profile_for
 
     device = ""
-    if machine.engine == "cuda" and not machine.rated:
-        from ficco.engines import cuda
-
+    if machine.engine != "host" and not machine.rated:
+        vendor = vendor_of(machine.engine)
         try:
-            device = cuda.capabilities(0).name
-        except cuda.GpuError as error:
+            device = vendor.capabilities(0).name
+        except vendor.GpuError as error:
             raise _no_gpus(machine, error) from None
     profile = profile_for(machine, device, ranks)
     if profile is None:
         if not device:
             machine.check_rated()  # says what to do
+        if machine.engine == "hip":
+            raise MachineError(
+                f"no profile of {device} is taken by itself: those of AMD's GPUs have published "
+                "figures; name one, as --machine mi300x8, or set FICCO_MACHINE=mi300x8 for all "
+                "calls"
+            )
         raise MachineError(
             f"no profile of {device} with {ranks} devices or more is shipped; measure this machine "
             "with `ficco doctor --profile FILE`, and pass --machine FILE, or set "

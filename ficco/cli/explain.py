@@ -90,7 +90,7 @@ def _chosen(args: argparse.Namespace, work: Working) -> tuple[Machine, Problem, 
         work.say("looks for GPUs")
         here = gpus(args.ranks or MOST_GPUS)
         if here.devices > 1:
-            engine, ranks = "cuda", min(here.devices, MOST_GPUS)
+            engine, ranks = here.engine, min(here.devices, MOST_GPUS)
     problem, machine = problem_from(args, engine, ranks)
     profile = profile_of(machine, problem.world)
     book = None if args.book is None else Book.named(args.book)

@@ -48,7 +48,7 @@ def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
         raise InputError(f"--ranks {ranks}: ficco runs 1 to {MAX_WORLD} ranks")
     if processes:
         return launch(ranks or HOST_RANKS)
-    here = engine_choice.gpus(ranks or engine_choice.MOST_GPUS)
+    here = engine_choice.gpus(ranks or engine_choice.MOST_GPUS, "cuda")
     if here.devices < 2 or here.trouble:
         if here.devices:
             reason = here.trouble or "a profile of GPUs needs two of them"

@@ -84,10 +84,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what runs, and by which engine."""
     engine = parser.add_argument_group("engine and plan")
     engine.add_argument(
-        "--engine", default="auto", choices=("auto", "host", "cuda"),
-        help="host: threads and memory copies on this machine. cuda: a process per GPU. auto: cuda "
-        "if several GPUs reach each other and PyTorch supports them, else host; --machine decides "
-        "if it is given. Default: auto.",
+        "--engine", default="auto", choices=("auto", "host", "cuda", "hip"),
+        help="host: threads and memory copies on this machine. cuda: a process per NVIDIA GPU. hip: "
+        "a process per AMD GPU, on which ficco has never run. auto: GPUs if several reach each "
+        "other and PyTorch supports them, else host; --machine decides if it is given. Default: "
+        "auto.",
     )  # fmt: skip
     engine.add_argument(
         "--processes", action="store_true",
@@ -96,7 +97,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     engine.add_argument(
         "--compute", choices=("numpy", "torch"),
-        help="The library for GEMMs on the host engine; GPUs use PyTorch's cuBLAS. Default: numpy.",
+        help="The library for GEMMs on the host engine; GPUs use PyTorch. Default: numpy.",
     )  # fmt: skip
     engine.add_argument(
         "--plan", metavar="FILE",
@@ -127,8 +128,8 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if under_torchrun and args.ranks is None:
         args.ranks = settings.whole("WORLD_SIZE")
     engine, gpus = chosen_engine(args)
-    request = request_from(args, engine, min(gpus, MOST_GPUS) if engine == "cuda" else HOST_RANKS)
-    if engine == "cuda" and args.compute is not None:
+    request = request_from(args, engine, min(gpus, MOST_GPUS) if gpus else HOST_RANKS)
+    if gpus and args.compute is not None:
         raise InputError(
             f"--compute {args.compute}: it is for the host engine; leave it out, or add "
             "--engine host"
@@ -139,7 +140,7 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         end_with_launcher()
     names = ", ".join(schedule.name for schedule in request.schedules)
     logs.log.info("engine %s, machine %s, schedules %s", engine, request.machine.name, names)
-    if (args.processes or engine == "cuda") and not is_rank:
+    if (args.processes or gpus) and not is_rank:
         _close(_opened(args.trace))
         return launch(request.problem.world)
     return _measured(args, request, is_rank)
@@ -237,7 +238,7 @@ def _close(trace: IO[str] | None) -> None:
 @contextmanager
 def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iterator[Executor]:
     """Yield the problem's executor: this process's rank of a group, or a node with all ranks."""
-    if request.machine.engine == "cuda":
+    if request.machine.engine != "host":
         with _opening(request.problem.world, is_rank):
             from ficco.measuring.executors import GpuExecutor
 
@@ -290,8 +291,9 @@ def _opened(path: str | None) -> IO[str] | None:
 
 def _how(args: argparse.Namespace, request: Request, processes: bool) -> str:
     """Describe the compute library and the placement of ranks."""
-    if request.machine.engine == "cuda":
-        return "PyTorch's cuBLAS, a process per GPU"
+    if request.machine.engine != "host":
+        library = "cuBLAS" if request.machine.engine == "cuda" else "hipBLAS"
+        return f"PyTorch's {library}, a process per GPU"
     return f"{args.compute}, {'a process per rank' if processes else 'all ranks in one process'}"
 
 
@@ -334,7 +336,7 @@ def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -
     if timeline is None:
         print(f"\n{best.row.schedule} has no timeline: NCCL runs it, without a plan", file=stream)
         return
-    label = "a run that took times" if timeline.engine == "cuda" else "its fastest run"
+    label = "its fastest run" if timeline.engine == "host" else "a run that took times"
     if timeline.simulated:
         label = "simulated"
     else_ms = best.row.overlap_ms - timeline.duration_us / 1e3

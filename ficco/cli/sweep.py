@@ -163,13 +163,10 @@ def _request(args: argparse.Namespace, grid: Grid) -> SweepRequest:
 def _here(name: str, ranks: int, grid: str) -> tuple[Machine, int]:
     """Return the machine and the ranks to run: on GPUs if they are usable or requested."""
     machine = Machine.named(name) if name else None
-    if machine is not None and machine.engine == "hip":
-        raise InputError(
-            f"machine {name!r}: this command does not run on AMD GPUs; --simulate {name} predicts"
-        )
     if machine is not None and machine.engine == "host":
         return machine, ranks or min(machine.ranks, HOST_RANKS)
-    gpus = engine_choice.gpus(ranks or engine_choice.MOST_GPUS)
+    engine = "auto" if machine is None else machine.engine
+    gpus = engine_choice.gpus(ranks or engine_choice.MOST_GPUS, engine)
     if gpus.devices < 2 or gpus.trouble:
         reason = gpus.trouble or "there is one GPU here, two are needed"
         if machine is None:
@@ -185,7 +182,7 @@ def _here(name: str, ranks: int, grid: str) -> tuple[Machine, int]:
     world = ranks or min(gpus.devices, engine_choice.MOST_GPUS)
     if not 2 <= world <= gpus.devices:
         raise InputError(f"--ranks {world}: a sweep takes 2 to {gpus.devices} of the GPUs here")
-    return machine or Machine.named("cuda"), world
+    return machine or Machine.named(gpus.engine), world
 
 
 def _profile(machine: Machine, name: str, world: int) -> tuple[Machine | None, str | None]:

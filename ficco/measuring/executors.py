@@ -62,16 +62,15 @@ class TorchOffers(NamedTuple):
     triton: bool
     rocm: str = ""
 
-    @property
-    def lacking(self) -> str:
-        """A sentence on what ficco's GPU engine lacks here, or an empty string."""
-        if not self.cuda:
+    def lacking(self, engine: str = "cuda") -> str:
+        """Return a sentence on what an engine of GPUs lacks here, or an empty string."""
+        if engine == "hip" and not self.rocm:
+            return "PyTorch is a build without ROCm"
+        if engine == "cuda" and not self.cuda:
             return "PyTorch is a build without CUDA"
-        needs = {
-            "a GPU that it can use": self.devices > 0,
-            "NCCL": self.nccl,
-            "symmetric memory": self.symmetric_memory,
-        }
+        needs = {"a GPU that it can use": self.devices > 0, "NCCL": self.nccl}
+        if engine == "cuda":
+            needs["symmetric memory"] = self.symmetric_memory
         missing = [name for name, available in needs.items() if not available]
         return f"PyTorch lacks {', '.join(missing)}" if missing else ""
 

@@ -43,6 +43,9 @@ def check_served(lowered: Lowered, engine: str | None, predicted: Machine | None
     if engine not in ("host", None) and lowered.is_collective:
         compile_plan(plan, LIBRARY)
         return
-    if engine in ("cuda", "hip"):  # compiling raises for parts that no kernel supports
-        target = cuda_target() if engine == "cuda" else hip_target(kernels=True, copies_2d=True)
-        compile_plan(plan, target)
+    if engine == "cuda":  # compiling raises for parts that no kernel supports
+        compile_plan(plan, cuda_target())
+    if engine == "hip" and predicted is not None:
+        compile_plan(plan, hip_target(kernels=True, copies_2d=True))
+    elif engine == "hip":
+        compile_plan(plan, hip_target())

@@ -83,7 +83,7 @@ def heading(problem: Problem, machine: Machine, compute: str, iters: int) -> str
         source = f": {machine.source}" if machine.source else ""
         lines.append(f"nothing ran; predicted from the rates of the profile{source}")
         return "\n".join(lines)
-    if machine.engine == "cuda":
+    if machine.engine != "host":
         lines.append("each call is timed alone, on the host's clock")
     if machine.paced:
         rates = []

@@ -1,7 +1,8 @@
-"""`ficco`'s command line on the test double of the driver: python command_on_double.py WORDS...
+"""`ficco`'s command line on the test double of a driver: python command_on_double.py WORDS...
 
 PyTorch passes for a build with CUDA, and every rank of the command is this script again, whose
 tensors pass for those of a GPU (torch_on_double.py). All else is what the command does on GPUs.
+With COMMAND_ON=hip PyTorch passes for a build with ROCm, and the GPUs for AMD's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import torch_on_double as on_double
 
 from ficco.cli import launch as launching
 from ficco.cli.main import main
-from ficco.engines import cuda
 from ficco.measuring import executors
 
 
@@ -60,9 +60,11 @@ class _Event(on_double._Event):
         return end.time_ms - self.time_ms
 
 
-def be_rank(rank: int, world: int, folder: Path) -> on_double.Rank:
+def be_rank(
+    rank: int, world: int, folder: Path, ranks: type[on_double.Rank] = on_double.Rank
+) -> on_double.Rank:
     """Let this process be a rank whose PyTorch has a GPU of the double."""
-    here = on_double.dress(rank, world, folder)
+    here = on_double.dress(rank, world, folder, ranks)
     join, generator = dist.init_process_group, torch.Generator
 
     def joined(backend: str, *args: Any, device_id: Any = None, **words: Any) -> None:
@@ -80,12 +82,17 @@ def be_rank(rank: int, world: int, folder: Path) -> on_double.Rank:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     forking.fork_from_here()
-    offers = executors.TorchOffers("13.0", cuda.device_count(), True, True, True)
+    ranks = on_double.Rank
+    offers = executors.TorchOffers("13.0", 2, True, True, True)
+    if os.environ.get("COMMAND_ON") == "hip":
+        from torch_on_hip_double import HipRank
+
+        ranks, offers = HipRank, executors.TorchOffers("", 2, True, True, True, rocm="7.1")
     executors.torch_offers = lambda: offers
     launching.subprocess = SimpleNamespace(  # type: ignore[assignment]
         Popen=_start, DEVNULL=subprocess.DEVNULL
     )
     if "FICCO_STORE" in os.environ:
         store = Path(os.environ["FICCO_STORE"])
-        be_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), store.parent)
+        be_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), store.parent, ranks)
     sys.exit(main())
