@@ -380,7 +380,9 @@ def _torch_on_gpus() -> list[Finding]:
     offers = torch_offers()
     if offers.rocm:
         found = f"a build for ROCm {offers.rocm}, {offers.devices} devices"
-        return [Finding("torch on GPUs", True, found, "functions and models on AMD GPUs")]
+        return [
+            Finding("torch on GPUs", True, found, "functions, models and `ficco run` on AMD GPUs")
+        ]
     available = {
         f"CUDA {offers.cuda}": bool(offers.cuda),
         f"{offers.devices} devices": offers.devices > 0,

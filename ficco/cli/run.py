@@ -85,10 +85,10 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine and plan")
     engine.add_argument(
         "--engine", default="auto", choices=("auto", "host", "cuda", "hip"),
-        help="host: threads and memory copies on this machine. cuda: a process per NVIDIA GPU. hip: "
-        "a process per AMD GPU, on which ficco has never run. auto: GPUs if several reach each "
-        "other and PyTorch supports them, else host; --machine decides if it is given. Default: "
-        "auto.",
+        help="host: threads and memory copies on this machine. cuda: a process per NVIDIA GPU. "
+        "hip: a process per AMD GPU, on which ficco has never run. auto: GPUs if several reach "
+        "each other and PyTorch supports them, else host; --machine decides if it is given. "
+        "Default: auto.",
     )  # fmt: skip
     engine.add_argument(
         "--processes", action="store_true",

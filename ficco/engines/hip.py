@@ -14,9 +14,10 @@ from ficco.compute import DeviceCompute
 from ficco.engines import devices
 from ficco.engines.hip_memory import SharedMemory
 from ficco.engines.window_layout import Window
-from ficco.errors import EngineError, ScheduleError
+from ficco.errors import EngineError
 from ficco.kernels.amd_code import AWAIT_ENTRY, SHARED_BYTES, code_of
 from ficco.kernels.probe_code import ProbeCode, amd_probe_code
+from ficco.passes.served import amd_refusal, check_amd_kernels
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import Target, hip_target
@@ -175,26 +176,16 @@ def check_runs(
     Raises:
         ScheduleError: the schedule cannot run; the message names one that can.
     """
-    for axis, value, why, nearest in (
-        ("transport", "sm", "there is no kernel that stores at peers", "dma"),
-        ("compute", "gated", _why_not_gated(problem, compute, no_overlap), "per_chunk"),
-    ):
-        if getattr(schedule, axis) == value and why:
-            raise ScheduleError(
-                f"{axis}={value!r} does not run on AMD devices: {why}; the nearest that works is "
-                f"{axis}={nearest!r}"
-            )
-
-
-def _why_not_gated(problem: Problem, compute: DeviceCompute, no_overlap: str) -> str:
-    """Return why a kernel cannot wait for chunks while they are copied, or ""."""
-    if not problem.flow.gathers:
-        return "there is a kernel that waits for chunks of inputs, and none for chunks of results"
+    check_amd_kernels(problem, schedule)
+    if schedule.compute != "gated":
+        return
+    why = ""
     if compute.kernels is None:
-        return f"arrays of {compute.name} have no kernel that waits for chunks"
-    if no_overlap:
-        return f"the kernel may occupy all compute units while it waits for copies ({no_overlap})"
-    return ""
+        why = f"arrays of {compute.name} have no kernel that waits for chunks"
+    elif no_overlap:
+        why = f"the kernel may occupy all compute units while it waits for copies ({no_overlap})"
+    if why:
+        raise amd_refusal("compute", "gated", why, "per_chunk")
 
 
 def target_of(device: Device, window: Window, compute: DeviceCompute) -> Target:

@@ -6,10 +6,11 @@ from ficco.errors import ScheduleError
 from ficco.lowered import Lowered
 from ficco.machine import Machine
 from ficco.passes import compile_plan
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.target import LIBRARY, cuda_target, hip_target
 
-__all__ = ["check_predicted", "check_served"]
+__all__ = ["amd_refusal", "check_amd_kernels", "check_predicted", "check_served"]
 
 
 def check_predicted(schedule: Schedule, machine: Machine) -> None:
@@ -48,4 +49,28 @@ def check_served(lowered: Lowered, engine: str | None, predicted: Machine | None
     if engine == "hip" and predicted is not None:
         compile_plan(plan, hip_target(kernels=True, copies_2d=True))
     elif engine == "hip":
+        check_amd_kernels(lowered.problem, lowered.schedule)
         compile_plan(plan, hip_target())
+
+
+def check_amd_kernels(problem: Problem, schedule: Schedule) -> None:
+    """Refuse a schedule for which the engine of AMD's devices has no kernel.
+
+    Of the problem only the operator is read, so that all ranks refuse a schedule alike.
+
+    Raises:
+        ScheduleError: the message names a schedule that can run.
+    """
+    if schedule.transport == "sm":
+        raise amd_refusal("transport", "sm", "there is no kernel that stores at peers", "dma")
+    if schedule.compute == "gated" and not problem.flow.gathers:
+        why = "there is a kernel that waits for chunks of inputs, and none for chunks of results"
+        raise amd_refusal("compute", "gated", why, "per_chunk")
+
+
+def amd_refusal(axis: str, value: str, why: str, nearest: str) -> ScheduleError:
+    """Return the error of a schedule that AMD's devices cannot run."""
+    return ScheduleError(
+        f"{axis}={value!r} does not run on AMD devices: {why}; the nearest that works is "
+        f"{axis}={nearest!r}"
+    )

@@ -189,8 +189,8 @@ def _regime_refused(machine: Machine, regime: str) -> str:
 
 def _served(shape: Shape, schedule: Schedule, machine: Machine, simulated: bool) -> str:
     """Return why the machine cannot run or predict a schedule; empty if it can."""
-    engine = machine.engine
-    if (engine == "cuda" or (engine == "hip" and not simulated)) and registry.get(shape.op).flow.pools:
+    engine, pools = machine.engine, registry.get(shape.op).flow.pools
+    if pools and (engine == "cuda" or (engine == "hip" and not simulated)):
         return "bags are not swept on GPUs: their calls have no GEMM to compare with"
     try:
         check_served(Lowered(shape.problem, schedule), engine, machine if simulated else None)

@@ -5,7 +5,6 @@ Tensors of the CPU pass for those of a device (torch_on_hip_double.py); all else
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from double_control import environment
 from test_gpu_command_lines import Line, call, check_refusal, check_trace
 
+from ficco import operators
 from ficco.operators import OPERATORS
 from ficco.schedule import Schedule
 
@@ -30,8 +30,8 @@ def given(hip_folder: Path, tmp_path: Path, torch: Any) -> dict[str, str]:
 
 
 def served(op: str) -> list[str]:
-    """Return the schedules that run: kernels wait for chunks of gathers alone, and store nowhere."""
-    gathers = op == "all_gather_matmul"
+    """Return the schedules that run: kernels wait for chunks of inputs alone, and store nowhere."""
+    gathers = operators.get(op).flow.gathers
     return [
         name
         for name in Schedule.names(op)
@@ -55,15 +55,23 @@ def test_every_operator_runs(given: dict[str, str], tmp_path: Path, op: str) -> 
         check_trace(tmp_path / "trace.json", 2, clocks_differ_us=1e5)
 
 
-def test_what_devices_of_amd_lack_is_refused(given: dict[str, str], tmp_path: Path) -> None:
-    for name, words, said in (
-        ("stores", ("--schedule", "one_shot_sm"), "one_shot_sm"),
-        ("profile", ("--schedule", "auto"), "--machine mi300x8"),
-        ("cuda", ("--schedule", "serial", "--engine", "cuda"), "--engine cuda"),
-        ("ranks", ("--schedule", "serial", "--ranks", "3"), "--ranks 3"),
-    ):
-        line = Line(name, ("run", "matmul_all_reduce", *RUN, *words), 2, said)
-        check_refusal(line, call(tmp_path, line, given))
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--schedule", "one_shot_sm"), "no kernel that stores at peers"),
+        (("--schedule", "gated_1d"), "none for chunks of results"),
+        (("--schedule", "auto"), "--machine mi300x8"),
+        (("--schedule", "serial", "--engine", "cuda"), "--engine cuda"),
+        (("--schedule", "serial", "--ranks", "3"), "--ranks 3"),
+        (("--schedule", "serial", "--machine", "h200x2"), "--machine h200x2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_devices_of_amd_lack_is_refused(
+    given: dict[str, str], tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    line = Line("refused", ("run", "matmul_all_reduce", *RUN, *words), 2, said)
+    check_refusal(line, call(tmp_path, line, given))
 
 
 def test_auto_predicts_from_a_profile_that_is_named(given: dict[str, str], tmp_path: Path) -> None:

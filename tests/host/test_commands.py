@@ -32,7 +32,9 @@ def gpus(monkeypatch: Any) -> Any:
     """Let commands of this process see so many GPUs; none, unless a test says otherwise."""
 
     def seen(devices: int, trouble: str = "") -> None:
-        monkeypatch.setattr(engine_choice, "gpus", lambda _: engine_choice.Gpus(devices, trouble))
+        monkeypatch.setattr(
+            engine_choice, "gpus", lambda *asked: engine_choice.Gpus(devices, trouble)
+        )
 
     seen(0, "libcuda.so.1 not found")
     return seen

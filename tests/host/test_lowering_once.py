@@ -19,7 +19,7 @@ SMALL = ["--m", "67", "--n", "29", "--k", "31", "--iters", "2", "--ranks", "3", 
 @pytest.fixture
 def lowerings(monkeypatch: Any) -> Lowerings:
     """Count this process's lowerings; its commands see no GPU."""
-    monkeypatch.setattr(engine_choice, "gpus", lambda _: engine_choice.Gpus(0, "no driver"))
+    monkeypatch.setattr(engine_choice, "gpus", lambda *asked: engine_choice.Gpus(0, "no driver"))
     return count_lowerings(monkeypatch.setattr)
 
 

@@ -18,7 +18,8 @@ from calling import call
         (["run", "--m"], "ficco run: --m: expected one argument"),
         (
             ["run", "--engine", "coda"],
-            "ficco run: --engine 'coda' is unknown (did you mean 'cuda'?). Known: auto, host, cuda",
+            "ficco run: --engine 'coda' is unknown (did you mean 'cuda'?). "
+            "Known: auto, host, cuda, hip",
         ),
         (
             ["rn"],

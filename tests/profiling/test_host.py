@@ -24,7 +24,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def seen(devices: int, trouble: str = "") -> None:
         monkeypatch.setattr(
-            engine_choice, "gpus", lambda ranks: engine_choice.Gpus(devices, trouble)
+            engine_choice, "gpus", lambda *asked: engine_choice.Gpus(devices, trouble)
         )
 
     seen(0, "libcuda.so.1 not found")
@@ -38,7 +38,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     target = tmp_path_factory.mktemp("profile") / "desk.toml"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_choice, "gpus", lambda ranks: engine_choice.Gpus(0, "none"))
+        patch.setattr(engine_choice, "gpus", lambda *asked: engine_choice.Gpus(0, "none"))
         patch.setattr(extent, "THOROUGH", extent.THOROUGH._replace(budget_s=0.3))
         assert main(["doctor", "--profile", str(target), "--ranks", "2"]) == 0
     return target

@@ -25,7 +25,7 @@ SIZES = ["--m", "1024", "--n", "256", "--k", "1024"]
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands see no GPU, wherever the tests run."""
     for module in (engine_choice, explain):
-        monkeypatch.setattr(module, "gpus", lambda ranks: engine_choice.Gpus(0, "none"))
+        monkeypatch.setattr(module, "gpus", lambda *asked: engine_choice.Gpus(0, "none"))
 
 
 class TestExplain:

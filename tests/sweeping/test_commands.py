@@ -36,7 +36,7 @@ SMALL = MANY.replace("[8, 6, 9], [21, 4, 3], [5, 3, 17], [16, 8, 8]", "[8, 6, 9]
 def _no_gpus(monkeypatch: Any) -> None:
     """Let commands see no GPU, wherever they run."""
     found = engine_choice.Gpus(0, "libcuda.so.1 not found")
-    monkeypatch.setattr(engine_choice, "gpus", lambda ranks: found)
+    monkeypatch.setattr(engine_choice, "gpus", lambda *asked: found)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
 
 
@@ -359,7 +359,7 @@ class TestRefused:
             ((grid, "--out", out, "--timeout", "nan"), "--timeout=nan"),
             ((grid, "--out", out, "--simulate", "host"), "no rates"),
             ((grid, "--out", out, "--simulate", "mesh4", "--machine", "mesh4"), "of the two out"),
-            ((grid, "--out", out, "--machine", "mi300x8"), "not run on AMD GPUs"),
+            ((grid, "--out", out, "--machine", "mi300x8"), "libcuda.so.1 not found"),
             (("h200", "--out", out), "libcuda.so.1 not found; `ficco doctor` reports more"),
             ((grid, "--report", out), "takes no other option"),
         ):
