@@ -14,7 +14,7 @@ from ficco.schedule import Schedule
 from ficco.selector import choose, quick
 from ficco.selector.candidates import FEW_ROWS, are_few, candidates, points
 from ficco.selector.facts import facts_of
-from ficco.selector.rule import estimate_us
+from ficco.selector.rule import HOST_AFTER_WAIT, estimate_us
 from ficco.simulator import predict_ms, simulate
 from ficco.timeline import REGIMES
 
@@ -60,7 +60,7 @@ def test_one_launch_is_what_its_work_and_stores_take(name: str) -> None:
     assert 1e3 * predict_ms(problem, schedule, known, "synchronized") == pytest.approx(took + 17)
     for on, host in ((GPUS, 11 + 13), (known, 17)):
         us = estimate_us(facts_of(problem), on, schedule, "synchronized")
-        assert us == pytest.approx(ruled + host)
+        assert us == pytest.approx(ruled + HOST_AFTER_WAIT * host)
     timeline = simulate(lower(problem, schedule), GPUS)
     assert timeline.duration_us == pytest.approx(took)
     assert {span.lane for span in timeline.spans} == {"compute"}
@@ -80,7 +80,7 @@ def test_sums_that_read_products_take_the_reads_longer_than_the_gemm(shots: str)
     assert took == pytest.approx(by_hand, rel=0.05)
     host = 17.0 + costs.host_launch_us
     ruled = estimate_us(facts_of(problem), gpus, schedule, "synchronized")
-    assert ruled == pytest.approx(by_hand + host)
+    assert ruled == pytest.approx(by_hand + HOST_AFTER_WAIT * host)
 
 
 def test_sums_that_read_products_are_candidates_where_their_cost_is_known() -> None:
