@@ -31,8 +31,8 @@ SERVE = Path(__file__).with_name("serve.py")
 START_S = 90.0  # to import PyTorch and to join, when other groups do so, too
 GRACE_S = 5.0  # for the other ranks, once one has failed
 TAIL = 3000  # characters of what a rank said
-CORES_PER_LANE, MOST_LANES = 5, 6
-FEWEST, MOST_CHECKS = 4, 10  # of a group in a lane, so that lanes end together
+CORES_PER_LANE, MOST_LANES = 6, 5
+FEWEST, MOST_CHECKS = 3, 6  # of a group in a lane, so that lanes end together
 
 
 class Key(NamedTuple):
