@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "chromium) is missing",
     )  # fmt: skip
     parser.addoption(
+        "--complete", action="store_true", help="run combinations, too, that CI leaves out"
+    )
+    parser.addoption(
         "--calls",
         type=int,
         help="calls, and replays, that checks of tests/gpu make again and again",
