@@ -133,6 +133,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     flags = set(at_rest)  # signals that are 1 (of 5 fields), and what has ended
     values, met, at, waiting, ready = {}, {}, {}, {}, []  # lane: [priority, events, flag at end]
     keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
+    ordered = 0  # as many as are ready, if these are in the order of their priorities
     chance = rng.random
     bias = {rank: rng.choice((0.0, rng.random())) for rank in ranks}  # some ranks lag behind others
     free, lags = dict.fromkeys(ranks, rng.choice(PLACES)), (0, 0, rng.choice((1, 50)))
@@ -276,15 +277,19 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     for rank in ranks:
         fork((rank,), {"calls": play_call(rank, 0)})
     while ready:
-        turn = max([ready[int(chance() * len(ready))] for _ in range(keen)])
+        if ordered != len(ready):
+            ready.sort()
+            ordered = len(ready)
+        turn = ready[int(len(ready) * chance() ** (1 / keen))]  # the best of so many draws
         try:
             flag = next(turn[1], turn[2])
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise Wrong(f"{turn[2]} at {at.get(turn[2])}: {error!r}") from error
         if chance() < naps:
-            turn[0] = -chance()
+            turn[0], ordered = -chance(), -1
         if flag:
             ready.remove(turn)
+            ordered -= 1
             hoist(flag) if flag == turn[2] else waiting.setdefault(flag, []).append(turn)
     stuck = [(turn[2], at.get(turn[2]), flag) for flag in waiting for turn in waiting[flag]]
     signals = sorted(flag for flag in flags ^ at_rest if len(flag) == 5)
