@@ -25,7 +25,7 @@ def on_double(folder: Path, scenario: str, double: dict[str, Any], **words: Any)
 
 @pytest.mark.parametrize(
     ("world", "dtype"),
-    [*((world, "float32") for world in (1, 2, 3, 4, 8)), (3, "float16"), (3, "bfloat16")],
+    [*((world, "float32") for world in (1, 3, 8)), (3, "float16"), (3, "bfloat16")],
 )
 def test_every_operator_and_schedule_is_right(hip_folder: Path, world: int, dtype: str) -> None:
     assert "right" in on_double(hip_folder, "operators", {}, worlds=[world], dtypes=[dtype])
