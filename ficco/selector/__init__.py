@@ -223,7 +223,7 @@ def _by_rule(
     if regime == "eager":  # one choice serves calls back to back, and calls that are waited for
         waited = [estimate_us(facts, machine, point, "synchronized") for point in schedules]
         most = waited[0] * (1 + MARGIN)  # that of serial
-        schedules = [point for point, us in zip(schedules, waited, strict=True) if us <= most]
+        schedules = tuple(point for point, us in zip(schedules, waited, strict=True) if us <= most)
     return [(point, estimate_us(facts, machine, point, regime) / 1e3) for point in schedules]
 
 
