@@ -3,11 +3,16 @@
 Variants arrive as lines of standard input (`Variant.text`). For each, the worker writes KEY.cubin
 and KEY.ptx to the folder, and then the record KEY.json; or KEY.error with the reason why native
 code cannot launch the variant. Triton's own cache is used according to its settings.
+
+The ranks of a host compile the same variants at the same time. Their workers take turns: a variant
+that another worker compiles is left for later, when Triton's cache has it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,22 +20,80 @@ from ficco.errors import EngineError
 from ficco.kernels.compiling import compile_variant
 from ficco.kernels.variants import Variant
 
-__all__ = ["main"]
+__all__ = ["Turns", "lock_file", "main"]
+
+_PLACES = 1 << 30  # bytes of the lock file that variants may have
+
+
+class Turns:
+    """Locks of variants among processes: a byte of one file for each variant.
+
+    A lock ends with its process. Without a file that can be locked there are no turns.
+
+    Args:
+        path: the file. It is in Triton's cache, as only processes that share it can take turns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
+        except OSError:
+            self._file = None
+
+    def take(self, key: str, wait: bool) -> bool:
+        """Lock a variant; return False if another process has it and `wait` is not set."""
+        if self._file is None:
+            return True
+        try:
+            how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+            fcntl.lockf(self._file, how, 1, int(key, 16) % _PLACES)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            self._file = None
+        return True
+
+    def leave(self, key: str) -> None:
+        """Unlock a variant."""
+        if self._file is not None:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, int(key, 16) % _PLACES)
+
+
+def lock_file() -> Path:
+    """Return the file of the locks, in the folder that Triton's settings name for its cache."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    cache = os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"
+    return Path(cache) / "ficco.lock"
 
 
 def main(capability: int, folder: Path) -> None:
     """Compile the variants from standard input."""
-    for line in sys.stdin.read().splitlines():
-        variant = Variant.of_text(line)
-        stem = folder / variant.key
-        try:
-            compiled = compile_variant(variant, capability)
-        except EngineError as error:
-            _write(stem.with_suffix(".error"), str(error))
-            continue
-        stem.with_suffix(".cubin").write_bytes(compiled.cubin)
-        stem.with_suffix(".ptx").write_text(compiled.ptx)
-        _write(stem.with_suffix(".json"), json.dumps(compiled.record, sort_keys=True))
+    turns = Turns(lock_file())
+    variants = [Variant.of_text(line) for line in sys.stdin.read().splitlines()]
+    later = []
+    for variant in variants:
+        if turns.take(variant.key, wait=False):
+            _compile(variant, capability, folder)
+            turns.leave(variant.key)
+        else:
+            later.append(variant)
+    for variant in later:
+        turns.take(variant.key, wait=True)
+        _compile(variant, capability, folder)
+        turns.leave(variant.key)
+
+
+def _compile(variant: Variant, capability: int, folder: Path) -> None:
+    stem = folder / variant.key
+    try:
+        compiled = compile_variant(variant, capability)
+    except EngineError as error:
+        _write(stem.with_suffix(".error"), str(error))
+        return
+    stem.with_suffix(".cubin").write_bytes(compiled.cubin)
+    stem.with_suffix(".ptx").write_text(compiled.ptx)
+    _write(stem.with_suffix(".json"), json.dumps(compiled.record, sort_keys=True))
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ficco.errors import EngineError
-from ficco.kernels import compiling, fallback, loading, pack
+from ficco.kernels import compile_worker, compiling, fallback, loading, pack
 from ficco.kernels.arrays import Described, DescribedArrays
 from ficco.kernels.summing import launch_of
 from ficco.kernels.variants import Launch, Variant, variant_of
@@ -58,6 +63,49 @@ def test_what_the_pack_lacks_is_compiled_together(
     packed = pack.find(wanted[0], 90)
     assert packed is not None and found.cubin.startswith(b"\177ELF")
     assert found.record == {name: packed.record[name] for name in found.record}
+
+
+HOLDER = """
+import sys
+from ficco.kernels.compile_worker import Turns, lock_file
+turns = Turns(lock_file())
+assert turns.take(sys.argv[1], wait=False)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_compile_a_variant_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What another process compiles is left for later, and then waited for."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    first, second = (variant_of(total(64, count)) for count in (2, 3))
+    compiled: list[str] = []
+
+    def compile_variant(variant: Variant, capability: int) -> None:
+        compiled.append(variant.key)
+        raise EngineError("it is only counted")
+
+    monkeypatch.setattr(compile_worker, "compile_variant", compile_variant)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{first.text}\n{second.text}\n"))
+    command = [sys.executable, "-P", "-c", HOLDER, first.key]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        worker = threading.Thread(target=compile_worker.main, args=(90, tmp_path), daemon=True)
+        worker.start()
+        worker.join(0.3)
+        assert worker.is_alive() and compiled == [second.key]
+        holder.stdin.close()
+    worker.join(10)
+    assert compiled == [second.key, first.key]
+    assert (tmp_path / f"{first.key}.error").exists()
+
+
+def test_without_a_file_that_can_be_locked_there_are_no_turns(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    turns = compile_worker.Turns(tmp_path / "file" / "ficco.lock")
+    assert turns.take("a0", wait=True) and turns.take("a0", wait=False)
+    turns.leave("a0")
 
 
 def test_a_kernel_that_cannot_be_compiled_is_an_error(
