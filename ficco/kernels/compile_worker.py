@@ -10,11 +10,13 @@ that another worker compiles is left for later, when Triton's cache has it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import sys
 from pathlib import Path
+from typing import IO
 
 from ficco.errors import EngineError
 from ficco.kernels.compiling import compile_variant
@@ -35,11 +37,10 @@ class Turns:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
+        self._file: IO[bytes] | None = None
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab")
-        except OSError:
-            self._file = None
 
     def take(self, key: str, wait: bool) -> bool:
         """Lock a variant; return False if another process has it and `wait` is not set."""
