@@ -4,7 +4,8 @@ python vendor_bits_worker.py cuda|hip WORLD pairwise|complete
 
 A process that has the double of that library prints a line for each problem and schedule that both
 vendors run: the names, and the digest of the bits of all ranks' results. `complete` takes every
-operator in every dtype; `pairwise` takes two operators in each, other ones for each dtype.
+operator in every dtype; `pairwise` takes two operators in each, other ones for each dtype, and one
+problem of each.
 """
 
 from __future__ import annotations
@@ -69,9 +70,11 @@ def main(vendor: str, world: int, complete: bool) -> None:
         node = Node(world)
     for dtype in DTYPES:
         drawn = problems(world, dtype, random.Random(f"{world} {dtype}"))
+        seen = set[str]()
         for number, problem in enumerate(drawn):
-            if not complete and not chosen(problem.op, dtype, world):
+            if not complete and (problem.op in seen or not chosen(problem.op, dtype, world)):
                 continue
+            seen.add(problem.op)
             arrays, _ = node.arrays(problem, 1)
             for name in shared_names(problem):
                 node.runtime.synchronize()
