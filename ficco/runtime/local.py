@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from ficco.problem import Problem
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
+from ficco.runtime.rank_threads import RankThreads, Round
 from ficco.schedule import Schedule
 from ficco.target import HOST
 from ficco.timeline import Timeline
@@ -65,7 +65,7 @@ class LocalRuntime:
         self.world, self.machine = world, machine
         self._compute, self._target = compute, HOST._replace(in_order=in_order)
         self._group = host.new_group(world, machine, timeout_s)
-        self._threads = ThreadPoolExecutor(world, thread_name_prefix="ficco-rank")
+        self._threads = RankThreads(world)
         self._bound: BoundPrograms[_Bound] = BoundPrograms()
         self._last: list[host.BoundProgram] = []
         self._last_plan: tuple[Plan, list[host.BoundProgram]] | None = None  # of `execute_plan`
@@ -177,27 +177,25 @@ class LocalRuntime:
         self._calls += 1
         self._last = bound
         with single_threaded():
-            futures: list[Future[bool]] = []
+            ranks = Round(self.world)
             try:
-                for rank, entry in enumerate(bound):
-                    futures.append(self._threads.submit(entry.run, arrays[rank], copy, digest))
-                wait(futures)
-            except BaseException:  # an interrupt: ranks must not wait for one that has not begun
+                self._threads.start(lambda rank: bound[rank].run(arrays[rank], copy, digest), ranks)
+                ranks.wait()
+            except BaseException:  # an interrupt: the call ends now
                 self._group.fail(0)
-                wait(futures)
+                ranks.wait()
                 raise
         try:
-            self._raise_failure(bound, futures)
+            self._raise_failure(bound, ranks.errors)
         except EngineError:
             for rank, entry in enumerate(bound):  # also on ranks that had finished
                 entry.fill_nan(arrays[rank])
             raise
 
     def _raise_failure(
-        self, bound: list[host.BoundProgram], futures: Sequence[Future[bool]]
+        self, bound: list[host.BoundProgram], errors: Sequence[BaseException | None]
     ) -> None:
-        for rank, future in enumerate(futures):
-            error = future.exception()
+        for rank, error in enumerate(errors):
             if error is not None:
                 raise EngineError(
                     f"rank {rank} failed: {error!r}; call reset() to go on"
@@ -226,6 +224,6 @@ class LocalRuntime:
             return  # the threads belong to the parent process
         with self._lock:
             self._closed = True
-            self._threads.shutdown()
+            self._threads.end(wait=True)
             self._bound.clear()
             self._last, self._last_plan = [], None

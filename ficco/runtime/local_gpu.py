@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from ficco.engines import cuda, devices, gpu
@@ -29,6 +28,7 @@ from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.node_compute import NodeCompute
+from ficco.runtime.rank_threads import RankThreads, Round
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -128,9 +128,7 @@ class GpuLocalRuntime:
             self._peers.close()
             raise
         self.no_overlap = self._trusted()
-        self._threads = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"ficco-rank{rank}") for rank in range(world)
-        ]
+        self._threads = RankThreads(world)
 
     def _trusted(self) -> str:
         """Probe AMD's devices before their first use; see `probe_record.trusted`."""
@@ -278,9 +276,8 @@ class GpuLocalRuntime:
                 f"{self._compute.name} cannot be captured into a CUDA graph; use the torch "
                 "functions, a process per GPU, for graphs"
             )
-        futures = self._each(run)
+        errors = self._each(run).errors
         self._captured = self._captured or any(entry.captured for entry in bound.ranks)
-        errors = [future.exception() for future in futures]
         if all(error is None for error in errors):
             return
 
@@ -288,35 +285,33 @@ class GpuLocalRuntime:
             with self._compute.on(rank, streams[rank]):
                 bound.ranks[rank].fill_nan(arrays[rank])
 
-        wait(self._each(fill_nan))  # errors here are ignored: the first error says more
+        self._each(fill_nan)  # errors here are ignored: the first error says more
         failure = group.failure()
         failed_rank = failure[0] if failure is not None else 0
         error = errors[failed_rank] or next(error for error in errors if error is not None)
         raise EngineError(f"rank {failed_rank} failed: {error!r}; call reset() to go on") from error
 
-    def _each(self, job: Callable[[int], Any]) -> list[Future[Any]]:
+    def _each(self, job: Callable[[int], Any]) -> Round:
         """Run a job for every rank on its thread, and wait for all."""
-        futures: list[Future[Any]] = []
+        ranks = Round(self.world)
         try:
-            for rank, thread in enumerate(self._threads):
-                futures.append(thread.submit(job, rank))
-            wait(futures)
-        except BaseException:  # an interrupt: ranks must not wait for one that has not begun
+            self._threads.start(job, ranks)
+            ranks.wait()
+        except BaseException:  # an interrupt: the call ends now
             self._place.group.fail(0)
-            wait(futures)
+            ranks.wait()
             raise
-        return futures
+        return ranks
 
     def _results(self, job: Callable[[int], Any], failing: str) -> list[Any]:
         """Run a job for every rank; raise the first rank's error as "rank r " and `failing`."""
-        futures = self._each(job)
-        for rank, future in enumerate(futures):
-            error = future.exception()
+        ranks = self._each(job)
+        for rank, error in enumerate(ranks.errors):
             if isinstance(error, (InputError, ScheduleError)):
                 raise error
             if error is not None:
                 raise EngineError(f"rank {rank} {failing}: {error}") from error
-        return [future.result() for future in futures]
+        return ranks.values
 
     def timeline(self) -> Timeline:
         """Return the timeline of the last call, if it was traced; waits until the call ends."""
@@ -371,8 +366,7 @@ class GpuLocalRuntime:
                 _free(self._place)
                 self._peers.close()
             finally:
-                for thread in self._threads:
-                    thread.shutdown(wait=False)
+                self._threads.end(wait=False)
 
     # ---- windows
 
@@ -432,24 +426,23 @@ class GpuLocalRuntime:
 
         There is no time limit unless the group has failed, because user work may take long.
         """
-        futures = [
-            thread.submit(self._peers.synchronize, rank)
-            for rank, thread in enumerate(self._threads)
-        ]
+        ranks = Round(self.world)
+        self._threads.start(self._peers.synchronize, ranks)
         deadline = None
-        while wait(futures, timeout=_POLL_S).not_done:
+        while not ranks.wait(_POLL_S):
             if deadline is None and self._place.group.failure() is not None:
                 deadline = time.monotonic() + _IDLE_WITHIN_S
             if deadline is not None and time.monotonic() > deadline:
-                busy = [rank for rank, future in enumerate(futures) if not future.done()]
+                busy = [rank for rank, ended in enumerate(ranks.ended) if not ended]
                 for place in [*self._kept_for_graphs, self._place]:
                     place.windows.leave()
                 raise EngineError(
                     f"the devices of the ranks {busy} still work {_IDLE_WITHIN_S:g} s after the "
                     "failure; wait for other work on them, or start a new process"
                 )
-        for future in futures:
-            future.result()
+        for error in ranks.errors:
+            if error is not None:
+                raise error
 
     # ---- failure
 
