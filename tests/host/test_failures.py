@@ -17,6 +17,7 @@ from ficco.plan import Plan, Step
 from ficco.problem import Problem
 from ficco.runtime.failures import error_of
 from ficco.runtime.local import LocalRuntime
+from ficco.runtime.rank_threads import Round
 from ficco.schedule import Schedule
 from ficco.verifier import verify
 
@@ -128,16 +129,15 @@ def test_a_call_of_another_kind_is_named_by_its_digest(runtime) -> None:
     mixed = mine._replace(ranks=(mine.ranks[0], theirs.ranks[1], mine.ranks[2]))
     bound = runtime._bind(mixed)
     given = arrays(mixed)
-    runtime._threads.submit(lambda: None).result()
-    futures = [
-        runtime._threads.submit(
-            entry.run, given[rank], 0, theirs.digest if rank == 1 else mine.digest
-        )
-        for rank, entry in enumerate(bound)
-    ]
-    assert not all(future.result(timeout=30) for future in futures)
+    ranks = Round(3)
+
+    def run(rank):
+        return bound[rank].run(given[rank], 0, theirs.digest if rank == 1 else mine.digest)
+
+    runtime._threads.start(run, ranks)
+    assert ranks.wait(30) and not all(ranks.values)
     with pytest.raises(ficco.TimeoutExceeded, match="runs another call"):
-        runtime._raise_failure(bound, futures)
+        runtime._raise_failure(bound, ranks.errors)
 
 
 def test_an_error_in_one_rank_stops_all(runtime) -> None:
@@ -152,19 +152,16 @@ def test_an_error_in_one_rank_stops_all(runtime) -> None:
     runtime.execute_plan(good, arrays(good))
 
 
-def test_an_interrupt_before_all_ranks_have_begun_stops_those_that_have(
-    runtime, monkeypatch
-) -> None:
-    good, submit = plan(), runtime._threads.submit
+def test_an_interrupt_stops_ranks_that_wait_for_others(runtime, monkeypatch) -> None:
+    good, start = plan(), runtime._threads.start
     given = arrays(good)
 
-    def interrupted(run, arrays_of_rank, *words):
-        if arrays_of_rank is given[2]:
-            raise KeyboardInterrupt
-        return submit(run, arrays_of_rank, *words)
+    def interrupted(job, ranks):
+        start(lambda rank: job(rank) if rank < 2 else None, ranks)
+        raise KeyboardInterrupt
 
     runtime.timeout_s = 60
-    monkeypatch.setattr(runtime._threads, "submit", interrupted)
+    monkeypatch.setattr(runtime._threads, "start", interrupted)
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         runtime.execute_plan(good, given)

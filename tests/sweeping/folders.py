@@ -54,9 +54,20 @@ def write(folder: Path, text: str, name: str = "grid.toml") -> Path:
     return path
 
 
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ficco.__main__ import main
+sys.exit(main())
+"""
+
+
 def start(*args: str | Path, report: bool = False) -> subprocess.Popen[str]:
-    """Start `ficco sweep` as a process of its own."""
-    command = [sys.executable, "-m", "ficco", "sweep", *map(str, args)]
+    """Start `ficco sweep` as a process of its own, which Ctrl-C interrupts.
+
+    A process inherits that a signal is ignored: a shell's background ignores SIGINT.
+    """
+    command = [sys.executable, "-c", INTERRUPTIBLE, "sweep", *map(str, args)]
     command += [] if report else ["--no-report"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
