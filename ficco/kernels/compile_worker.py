@@ -72,17 +72,15 @@ def main(capability: int, folder: Path) -> None:
     """Compile the variants from standard input."""
     turns = Turns(lock_file())
     variants = [Variant.of_text(line) for line in sys.stdin.read().splitlines()]
-    later = []
-    for variant in variants:
-        if turns.take(variant.key, wait=False):
-            _compile(variant, capability, folder)
-            turns.leave(variant.key)
-        else:
-            later.append(variant)
-    for variant in later:
-        turns.take(variant.key, wait=True)
-        _compile(variant, capability, folder)
-        turns.leave(variant.key)
+    for wait in (False, True):
+        later = []
+        for variant in variants:
+            if turns.take(variant.key, wait):
+                _compile(variant, capability, folder)
+                turns.leave(variant.key)
+            else:
+                later.append(variant)
+        variants = later
 
 
 def _compile(variant: Variant, capability: int, folder: Path) -> None:

@@ -25,7 +25,7 @@ from ficco.problem import Problem
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
-from ficco.runtime.rank_threads import RankThreads, Round
+from ficco.runtime.rank_threads import RankJob, RankThreads
 from ficco.schedule import Schedule
 from ficco.target import HOST
 from ficco.timeline import Timeline
@@ -177,7 +177,7 @@ class LocalRuntime:
         self._calls += 1
         self._last = bound
         with single_threaded():
-            ranks = Round(self.world)
+            ranks = RankJob(self.world)
             try:
                 self._threads.start(lambda rank: bound[rank].run(arrays[rank], copy, digest), ranks)
                 ranks.wait()

@@ -28,7 +28,7 @@ from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms, check_machine, timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.node_compute import NodeCompute
-from ficco.runtime.rank_threads import RankThreads, Round
+from ficco.runtime.rank_threads import RankJob, RankThreads
 from ficco.schedule import Schedule
 from ficco.timeline import Timeline
 
@@ -291,9 +291,9 @@ class GpuLocalRuntime:
         error = errors[failed_rank] or next(error for error in errors if error is not None)
         raise EngineError(f"rank {failed_rank} failed: {error!r}; call reset() to go on") from error
 
-    def _each(self, job: Callable[[int], Any]) -> Round:
+    def _each(self, job: Callable[[int], Any]) -> RankJob:
         """Run a job for every rank on its thread, and wait for all."""
-        ranks = Round(self.world)
+        ranks = RankJob(self.world)
         try:
             self._threads.start(job, ranks)
             ranks.wait()
@@ -426,7 +426,7 @@ class GpuLocalRuntime:
 
         There is no time limit unless the group has failed, because user work may take long.
         """
-        ranks = Round(self.world)
+        ranks = RankJob(self.world)
         self._threads.start(self._peers.synchronize, ranks)
         deadline = None
         while not ranks.wait(_POLL_S):

@@ -12,43 +12,43 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from queue import Empty, SimpleQueue
 from typing import Any
 
-__all__ = ["RankThreads", "Round"]
+__all__ = ["RankJob", "RankThreads"]
 
-Job = Callable[[int], Any]
+Function = Callable[[int], Any]  # of a rank
 Queue = SimpleQueue[Any]
 
 
-class Round:
-    """A job that every rank runs once.
+class RankJob:
+    """A function that every rank calls once.
 
     Attributes:
-        values: what the job returned, by rank.
+        values: what the function returned, by rank.
         errors: what it raised, by rank; None where it ended well.
-        ended: by rank, whether the job has ended.
+        ended: by rank, whether the call has ended.
     """
 
     def __init__(self, count: int) -> None:
         self.values: list[Any] = [None] * count
         self.errors: list[BaseException | None] = [None] * count
         self.ended = [False] * count
-        self.begun: Queue = SimpleQueue()  # has an item once all ranks have the job
+        self.begun: Queue = SimpleQueue()  # has an item once all ranks have the function
         self._wakes: Queue = SimpleQueue()
 
-    def run(self, rank: int, job: Job) -> None:
-        """Run the job of a rank, on its thread."""
+    def run(self, rank: int, function: Function) -> None:
+        """Call the function for a rank, on its thread."""
         try:
-            self.values[rank] = job(rank)
+            self.values[rank] = function(rank)
         except BaseException as error:
             self.errors[rank] = error
         self.ended[rank] = True
         self._wakes.put(None)
+        del self, function  # an error's traceback has this frame, and would keep both alive
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all ranks have ended; at once if the round has not begun.
+        """Wait until all ranks have ended; at once if the job has not begun.
 
         Args:
             timeout_s: the longest time to wait, in seconds; None: no limit.
@@ -85,9 +85,10 @@ class RankThreads:
         for thread in self._threads:
             thread.start()
 
-    def start(self, job: Job, given: Round) -> None:
-        """Let all ranks run a job; see `Round.wait`. An interrupt comes before or after."""
-        _put_all([*self._queues, given.begun], (given, job))
+    def start(self, function: Function, job: RankJob) -> None:
+        """Let all ranks call a function; see `RankJob.wait`. An interrupt comes before or after."""
+        items = [(job, function)] * len(self._queues)
+        _put([*self._queues, job.begun], [*items, True])
 
     def end(self, wait: bool) -> None:
         """End the threads; with `wait`, wait until they have ended."""
@@ -96,17 +97,17 @@ class RankThreads:
             thread.join()
 
 
-def _put_all(queues: Sequence[Queue], item: object) -> None:
-    """Put an item into all queues. No instruction of Python lies between, so no interrupt can."""
-    deque(map(SimpleQueue.put, queues, repeat(item)), maxlen=0)
+def _put(queues: Sequence[Queue], items: Sequence[object]) -> None:
+    """Put an item into each queue. No instruction of Python lies between, so no interrupt can."""
+    deque(map(SimpleQueue.put, queues, items), maxlen=0)
 
 
 def _end(queues: Sequence[Queue]) -> None:
-    _put_all(queues, None)
+    _put(queues, [None] * len(queues))
 
 
 def _serve(queue: Queue, rank: int) -> None:
     while (work := queue.get()) is not None:
-        given, job = work
-        given.run(rank, job)
-        del work, given, job  # nothing is kept while the thread waits
+        job, function = work
+        job.run(rank, function)
+        del work, job, function  # nothing is kept while the thread waits

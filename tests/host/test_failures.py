@@ -17,7 +17,7 @@ from ficco.plan import Plan, Step
 from ficco.problem import Problem
 from ficco.runtime.failures import error_of
 from ficco.runtime.local import LocalRuntime
-from ficco.runtime.rank_threads import Round
+from ficco.runtime.rank_threads import RankJob
 from ficco.schedule import Schedule
 from ficco.verifier import verify
 
@@ -129,7 +129,7 @@ def test_a_call_of_another_kind_is_named_by_its_digest(runtime) -> None:
     mixed = mine._replace(ranks=(mine.ranks[0], theirs.ranks[1], mine.ranks[2]))
     bound = runtime._bind(mixed)
     given = arrays(mixed)
-    ranks = Round(3)
+    ranks = RankJob(3)
 
     def run(rank):
         return bound[rank].run(given[rank], 0, theirs.digest if rank == 1 else mine.digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import select
@@ -10,18 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 
-from ficco.runtime.rank_threads import RankThreads, Round
+from ficco.runtime.rank_threads import RankJob, RankThreads
 
 INTERRUPTED = Path(__file__).with_name("interrupted_node.py")
 COUNT = 800
-
-
-def threads() -> list[str]:
-    return sorted(each.name for each in threading.enumerate() if each.name.startswith("ficco-rank"))
 
 
 def test_all_ranks_run_a_job_and_errors_are_kept() -> None:
@@ -33,21 +31,21 @@ def test_all_ranks_run_a_job_and_errors_are_kept() -> None:
         return rank, threading.current_thread().name
 
     for _ in range(50):
-        found = Round(3)
+        found = RankJob(3)
         ranks.start(job, found)
         assert found.wait() and found.ended == [True] * 3
         assert found.values == [(0, "ficco-rank0"), None, (2, "ficco-rank2")]
         assert [str(error) for error in found.errors] == ["None", "one", "None"]
     ranks.end(wait=True)
-    assert not threads()
+    assert not any(thread.is_alive() for thread in ranks._threads)
 
 
 def test_a_round_that_has_not_begun_is_not_waited_for() -> None:
-    assert Round(2).wait()
+    assert RankJob(2).wait()
 
 
 def test_a_wait_has_a_limit() -> None:
-    ranks, found, goes_on = RankThreads(2), Round(2), threading.Event()
+    ranks, found, goes_on = RankThreads(2), RankJob(2), threading.Event()
     ranks.start(lambda rank: goes_on.wait(20) if rank else None, found)
     begin = time.monotonic()
     assert not found.wait(0.05) and 0.04 < time.monotonic() - begin < 10
@@ -59,13 +57,38 @@ def test_a_wait_has_a_limit() -> None:
 
 def test_threads_end_with_their_object() -> None:
     ranks = RankThreads(2)
-    assert len(threads()) == 2
+    threads = ranks._threads
+    assert all(thread.is_alive() for thread in threads)
     del ranks
     gc.collect()
-    end = time.monotonic() + 10
-    while threads() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not threads()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+class Array:
+    """Stands for what a call takes."""
+
+
+def divides(rank: int, by: int, array: Array) -> int:
+    return 1 // by
+
+
+@pytest.mark.parametrize("by", [1, 0], ids=["right", "error"])
+def test_nothing_keeps_the_arrays_of_a_call_that_has_ended(by: int) -> None:
+    """No cycle of references does, which would keep them until the next garbage collection."""
+    ranks, job, array = RankThreads(2), RankJob(2), Array()
+    alive = weakref.ref(array)
+    gc.disable()
+    try:
+        ranks.start(functools.partial(divides, by=by, array=array), job)
+        job.wait()
+        failed = job.errors[0] is not None
+        ranks.end(wait=True)
+        del job, array
+        assert alive() is None and failed == (by == 0)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.timeout(120)
@@ -80,7 +103,7 @@ def test_calls_may_be_interrupted_at_any_moment() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "calls\n"
             for number in range(COUNT):
-                time.sleep(0.004 * draw.random())
+                time.sleep(0.004 * draw.random())  # some calls later, at any place of one
                 process.send_signal(signal.SIGINT)
                 found, _, _ = select.select([process.stdout], [], [], 20)
                 assert found, f"interrupt {number}: nothing for 20 s"

@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,7 +94,10 @@ def test_ranks_compile_a_variant_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert holder.stdout.readline() == b"held\n"
         worker = threading.Thread(target=compile_worker.main, args=(90, tmp_path), daemon=True)
         worker.start()
-        worker.join(0.3)
+        end = time.monotonic() + 20
+        while not compiled and time.monotonic() < end:
+            worker.join(0.05)
+        worker.join(0.2)
         assert worker.is_alive() and compiled == [second.key]
         holder.stdin.close()
     worker.join(10)
