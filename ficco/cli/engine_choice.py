@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ficco.engines.vendors import vendor_of
 from ficco.errors import EngineError, InputError, MachineError
 from ficco.machine import Machine
 
@@ -20,7 +21,6 @@ __all__ = [
     "gpus",
     "profile_of",
     "unreachable_pairs",
-    "vendor_of",
 ]
 
 MOST_GPUS = 8  # the most that a command takes by default
@@ -45,7 +45,7 @@ def gpus(ranks: int, engine: str = "auto") -> Gpus:
 
     Args:
         ranks: the number of GPUs that are needed.
-        engine: "cuda" or "hip"; "auto": AMD's GPUs if there are none of NVIDIA.
+        engine: "cuda" or "hip"; "auto": NVIDIA's GPUs, or AMD's if there are none.
     """
     if engine == "auto":
         here = gpus(ranks, "cuda")
@@ -72,13 +72,6 @@ def gpus(ranks: int, engine: str = "auto") -> Gpus:
     return Gpus(count, torch_offers().lacking(engine), engine)
 
 
-def vendor_of(engine: str) -> Any:
-    """Return the module for the devices of "cuda" or "hip"."""
-    from ficco.engines import cuda, hip
-
-    return hip if engine == "hip" else cuda
-
-
 def driver_trouble(error: Exception) -> str:
     """Return a driver error's text; it names at most three missing driver functions."""
     text = str(error)
@@ -100,8 +93,8 @@ def unreachable_pairs(peers: Sequence[Sequence[bool]]) -> str:
 def chosen_engine(args: argparse.Namespace) -> tuple[str, int]:
     """Return the engine for a run and the number of GPUs (0 for "host").
 
-    A machine named by --machine decides. Otherwise "auto" is that of the GPUs if several are
-    usable.
+    A machine named by --machine decides. Otherwise "auto" selects the engine of the GPUs if
+    several are usable, else "host".
 
     Raises:
         InputError: engine, machine and GPUs contradict each other.
@@ -173,8 +166,8 @@ def profile_of(machine: Machine, ranks: int) -> Machine:
             machine.check_rated()  # says what to do
         if machine.engine == "hip":
             raise MachineError(
-                f"no profile of {device} is taken by itself: those of AMD's GPUs have published "
-                "figures; name one, as --machine mi300x8, or set FICCO_MACHINE=mi300x8 for all "
+                f"the shipped profiles of {device} hold published figures, not measured ones, so "
+                "one must be named: pass --machine mi300x8, or set FICCO_MACHINE=mi300x8 for all "
                 "calls"
             )
         raise MachineError(

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ficco.engines import cuda, devices, gpu
+from ficco.engines import devices, gpu
 from ficco.engines.peer_windows import Group, PeerWindows, new_group
 from ficco.engines.peers import Peers
 from ficco.engines.probe_record import trusted
+from ficco.engines.vendors import vendor_of
 from ficco.engines.window_layout import LEAST, Window
 from ficco.errors import EngineError, InputError, ScheduleError
 from ficco.logs import log
@@ -66,11 +67,10 @@ def _vendor_of(engine: str) -> tuple[Any, type[Peers]]:
     if engine == "cuda":
         from ficco.engines.cuda_peers import CudaPeers
 
-        return cuda, CudaPeers
-    from ficco.engines import hip
+        return vendor_of(engine), CudaPeers
     from ficco.engines.hip_peers import HipPeers
 
-    return hip, HipPeers
+    return vendor_of(engine), HipPeers
 
 
 def _free(place: _Place) -> None:

@@ -32,8 +32,8 @@ from ficco.tiling import busiest
 __all__ = ["MARGIN", "estimate_us", "reasons"]
 
 # Host time of a call that begins behind a wait for the device, over that of one behind another
-# call: the caches of the processor are cold. Of 1,320 calls on 2 and 4 H200s this factor leaves the
-# least error (bench/NOTES.md).
+# call, likely because the processor's caches are cold. On 1,320 measured calls on 2 and 4 H200s,
+# the error was least with this factor, of 1, 1.5 and 2 (bench/NOTES.md).
 HOST_AFTER_WAIT = 1.5
 MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
 
