@@ -30,7 +30,9 @@ _PLACES = 1 << 30  # bytes of the lock file that variants may have
 class Turns:
     """Locks of variants among processes: a byte of one file for each variant.
 
-    A lock ends with its process. Without a file that can be locked there are no turns.
+    The worker that compiles a variant has its lock alone. Those that wait for it share the lock, so
+    that all of them go on at once. A lock ends with its process. Without a file that can be locked
+    there are no turns.
 
     Args:
         path: the file. It is in Triton's cache, as only processes that share it can take turns.
@@ -40,14 +42,17 @@ class Turns:
         self._file: IO[bytes] | None = None
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+            self._file = path.open("a+b")  # a shared lock needs a file that can be read
 
     def take(self, key: str, wait: bool) -> bool:
-        """Lock a variant; return False if another process has it and `wait` is not set."""
+        """Lock a variant; return False if another process has it and `wait` is not set.
+
+        With `wait`, the lock is shared with others that wait.
+        """
         if self._file is None:
             return True
         try:
-            how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+            how = fcntl.LOCK_SH if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
             fcntl.lockf(self._file, how, 1, int(key, 16) % _PLACES)
         except BlockingIOError:
             return False

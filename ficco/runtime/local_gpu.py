@@ -151,8 +151,11 @@ class GpuLocalRuntime:
 
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
-        for place in [*self._kept_for_graphs, self._place]:
-            place.group.timeout_s = value
+        with self._lock:
+            for place in [*self._kept_for_graphs, self._place]:
+                place.group.timeout_s = value
+            self._bound.clear()  # launches of their kernels hold the timeout
+            self._last_plan = None
 
     @property
     def window_bytes(self) -> int:

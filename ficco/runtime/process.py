@@ -159,12 +159,6 @@ class ProcessRuntime:
         """The longest time that any wait of this rank may last, in seconds."""
         return self._timeout_s
 
-    @timeout_s.setter
-    def timeout_s(self, value: float) -> None:
-        self._timeout_s = value
-        for group in self._groups:
-            group.timeout_s = value
-
     @property
     def window_bytes(self) -> int:
         """Bytes of all windows of all ranks, both copies."""

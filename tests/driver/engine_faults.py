@@ -284,8 +284,11 @@ def reset_at_once(world: int, rounds: int) -> None:
 
 
 def absent_from_one_launch(world: int) -> None:
-    """A rank that never calls, while its peers' kernels wait for it and tell by themselves."""
-    node = Node(world, timeout_s=0.3)
+    """A rank that never calls, while its peers' kernels wait for it and tell by themselves.
+
+    The kernels have the timeout that was set last.
+    """
+    node = Node(world)
     for op, name in (
         ("matmul_all_reduce", "one_shot_sm"), ("matmul_all_reduce", "two_shot_sm"),
         ("matmul_all_reduce", "one_shot_pull"), ("matmul_all_reduce", "two_shot_pull"),
@@ -293,7 +296,9 @@ def absent_from_one_launch(world: int) -> None:
     ):  # fmt: skip
         problem = Problem.chunked(op, world, 5, 64, 9, "float32")
         schedule = named(name, world, route="all_peers")
-        node.right(problem, schedule)
+        for timeout_s in (20.0, 0.3):
+            node.runtime.timeout_s = timeout_s
+            node.right(problem, schedule)
         arrays, _ = node.arrays(problem, 2)
         bound = node.runtime._recent[-1].ranks
         begin = time.monotonic()

@@ -28,7 +28,9 @@ TORCHRUN = (
     sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ficco",
 )  # fmt: skip
 LIMIT_S = 90.0
-CALM = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+# No NVLink multicast, and one thread a rank for products on the CPU.
+CALM = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _KEYS = {
     "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps", "results",
@@ -112,7 +114,7 @@ def lines(m: int = 1003, n: int = 517, k: int = 1031) -> dict[str, Line]:
         Line(
             "torchrun", ("run", *(word.upper() if word in ("--m", "--n", "--k") else word
                          for word in odd), "--json"),
-            environment={"OMP_NUM_THREADS": "1"}, torchrun=True,
+            torchrun=True,
         ),
         Line("auto", ("run", *large, "--iters", "2", "--schedule", "auto", "--json")),
         Line("explain", ("explain", *large, "--regime", "synchronized", "--json")),

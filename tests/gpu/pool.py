@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from checks import A_RANK_A_GPU, Check, Stage
+from command_lines import CALM
 
 __all__ = ["Group", "Key", "Pool", "Ran", "key_of", "lanes_here"]
 
@@ -90,7 +91,7 @@ class Group:
         self, world: int, folder: Path, environment: Mapping[str, str],
         command: Sequence[str] = (sys.executable, "-P", str(SERVE), "cuda"),
     ) -> None:  # fmt: skip
-        given = os.environ | {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        given = os.environ | CALM
         self.world, self._begun = world, time.monotonic()
         self.usable, self._joined = True, False
         self._logs = [folder / f"rank{rank}.txt" for rank in range(world)]

@@ -9,7 +9,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from beside import aside, crowded, opposite
@@ -293,6 +294,19 @@ def death(me: Rank, problem: Problem, point: Schedule, arrays: Arrays) -> None:
 UNUSED = {"absent": torch.special.erfinv, "diverged": torch.special.erfc}
 
 
+def call_at_first(
+    me: Rank, problem: Problem, points: Sequence[Schedule], arrays: Arrays, exact: Any
+) -> None:
+    """Make calls whose kernels may have to be compiled, which takes ranks different times."""
+    me.reopen(30.0)
+    for point in points:
+        me.judge(problem, me.execute(problem, point, arrays), exact, "at first")
+    me.reopen(me.timeout_s)
+    for point in points:
+        me.judge(problem, me.execute(problem, point, arrays), exact, "with the short timeout")
+    me.meet()
+
+
 def faults(
     me: Rank,
     dies: bool = False,
@@ -321,9 +335,7 @@ def faults(
         problem = Problem.chunked("matmul_all_reduce", me.world, 16, 512, 64 * me.world, "bfloat16")
         point, other = Schedule.named("one_shot_sm"), Schedule.named("two_shot_sm")
     arrays, exact = me.arrays(problem, 1)
-    for each in (point, other):  # their kernels are compiled before a timeout counts
-        me.judge(problem, me.execute(problem, each, arrays), exact, "at first")
-    me.meet()
+    call_at_first(me, problem, (point, other), arrays, exact)
     last = me.world - 1
     for kind in ("absent", "diverged"):
         start_loading = first_call(me, UNUSED[kind])

@@ -70,7 +70,7 @@ HOLDER = """
 import sys
 from ficco.kernels.compile_worker import Turns, lock_file
 turns = Turns(lock_file())
-assert turns.take(sys.argv[1], wait=False)
+assert turns.take(sys.argv[1], wait=sys.argv[2:] == ["wait"])
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -103,6 +103,23 @@ def test_ranks_compile_a_variant_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
     worker.join(10)
     assert compiled == [second.key, first.key]
     assert (tmp_path / f"{first.key}.error").exists()
+
+
+def test_all_that_wait_for_a_variant_go_on_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    turns = compile_worker.Turns(compile_worker.lock_file())
+    command = [sys.executable, "-P", "-c", HOLDER, "a0", "wait"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert not turns.take("a0", wait=False)
+        taken = threading.Thread(target=turns.take, args=("a0", True), daemon=True)
+        taken.start()
+        taken.join(10)
+        assert not taken.is_alive(), "a lock that others wait for is not shared"
+        holder.stdin.close()
 
 
 def test_without_a_file_that_can_be_locked_there_are_no_turns(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def call(
             arrays[outputs[0]] = arrays[outputs[0]][:1]
         runtime.execute(posed, plan, arrays)
         if turn == 0:
-            exact = oracle.results(posed, given)[runtime.rank]
+            (exact,) = oracle.results(posed, given, [runtime.rank])
             for output, wanted in zip(outputs, exact, strict=True):
                 verdict = oracle.judge(arrays[output], wanted, posed.dtype)
                 if not verdict.ok:
