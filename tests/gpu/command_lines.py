@@ -130,6 +130,11 @@ def lines(m: int = 1003, n: int = 517, k: int = 1031) -> dict[str, Line]:
              {"CUDA_VISIBLE_DEVICES": ""}),
         Line("refused sizes", ("run", *odd, "--n", "4000000", "--k", "4000000"), 2,
              "not enough memory"),
+        *(
+            Line(f"refused profile of {ranks}",
+                 ("doctor", "--profile", "none.toml", "--ranks", str(ranks)), 2, f"--ranks {ranks}")
+            for ranks in (1, 60)
+        ),
     ]  # fmt: skip
     return {line.name: line for line in found}
 
@@ -141,11 +146,6 @@ def profile_lines(file: str = "found.toml") -> dict[str, Line]:
         Line("profile", ("doctor", "--profile", file)),
         Line("profile run", (*run, "--json")),
         Line("profile again", ("doctor", "--profile", file), 2, "the file exists"),
-        *(
-            Line(f"profile ranks {ranks}",
-                 ("doctor", "--profile", "none.toml", "--ranks", str(ranks)), 2, f"--ranks {ranks}")
-            for ranks in (1, 60)
-        ),
     ]  # fmt: skip
     return {line.name: line for line in found}
 

@@ -1,9 +1,9 @@
 """Groups of rank processes (serve.py) that live for many checks, and the order in which they run.
 
 Processes take longer to start than most checks last. So checks of one number of ranks and one
-environment share a group, the next groups start while one works, and several groups work at once
-where nothing speaks against it. A group in which a check fails is ended; the next check gets a new
-one.
+environment share a group, the next groups start while others work, those of a later stage too, and
+several groups work at once where nothing speaks against it. A group in which a check fails is
+ended; the next check gets a new one.
 """
 
 from __future__ import annotations
@@ -293,23 +293,32 @@ class Pool:
         while not self._stopped:
             with self._lock:
                 if not queue:
+                    self._start_ahead()
                     return
                 work = queue.pop(0)
-                ahead = queue[:1]
-            self._run(work, ahead)
+            self._run(work)
 
-    def _run(self, work: Work, ahead: Sequence[Work]) -> None:
-        """Run checks, each in a group that is usable, and start the groups of what comes next."""
+    def _start_ahead(self) -> None:
+        """Start the group of what comes next and has none, in this stage or in a later one."""
+        coming = itertools.chain.from_iterable(self._queues[stage] for stage in Stage)
+        work = next((each for each in coming if each.number not in self._ahead), None)
+        if work is not None and not self._stopped:
+            self._ahead[work.number] = self._started(work.key)
+
+    def _run(self, work: Work) -> None:
+        """Run checks, each in a group that is usable, and start the group of what comes next."""
         group: Group | None = None
         checks = work.checks
         try:
+            with self._lock:
+                group = self._ahead.pop(work.number, None) or self._started(work.key)
+                self._start_ahead()
             for check in checks:
                 if self._stopped:
                     break
-                if group is None or not group.usable:
-                    group = self._taken(work)
-                for coming in ahead:
-                    self._start_ahead(coming)
+                if not group.usable:
+                    with self._lock:
+                        group = self._started(work.key)
                 words = dict(check.words)
                 limit_s = check.limit_s
                 if check.repeats and self._calls is not None:
@@ -325,16 +334,6 @@ class Pool:
                 group.leave()
             for check in checks:
                 self._results[check.id].cancel()  # where it has not run
-
-    def _start_ahead(self, work: Work) -> None:
-        with self._lock:
-            coming = work in self._queues[self._stage]
-            if coming and work.number not in self._ahead and not self._stopped:
-                self._ahead[work.number] = self._started(work.key)
-
-    def _taken(self, work: Work) -> Group:
-        with self._lock:
-            return self._ahead.pop(work.number, None) or self._started(work.key)
 
     def _started(self, key: Key) -> Group:
         self._groups += 1

@@ -7,14 +7,14 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 import torch.distributed as dist
+from gradient_worker import DEVICE
 
 from ficco import oracle
 from ficco.lowering import recv_copies
 from ficco.machine import Machine
+from ficco.measuring.executors import TorchDraw
 from ficco.problem import Output, Problem, chunk_sizes
 from ficco.runtime.process_gpu import GpuProcessRuntime
 from ficco.schedule import Schedule
@@ -24,19 +24,6 @@ NAMED = [n for n in Schedule.names() if n != "serial"]
 WHOLE = Schedule(grain=1, compute="whole", start="together", name="whole")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 Arrays = dict[str, torch.Tensor]
-
-
-def on_gpu(array: np.ndarray) -> torch.Tensor:
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array)).cuda()
-
-
-def on_host(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
 
 
 class Rank:
@@ -62,9 +49,10 @@ class Rank:
         self.runtime = GpuProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
 
     def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
-        given = oracle.inputs(problem, seed)
+        """Draw this rank's inputs; return them, and its exact results, which the GPU computes."""
+        given = oracle.inputs(problem, seed, TorchDraw(problem.dtype, seed, DEVICE))
         (exact,) = oracle.results(problem, given, [self.rank])
-        return {name: on_gpu(array) for name, array in given[self.rank].items()}, exact
+        return dict(given[self.rank]), exact
 
     def outputs(self, problem: Problem) -> Arrays:
         return {
@@ -82,7 +70,7 @@ class Rank:
         self, problem: Problem, ys: Arrays, exact: Any, about: str, roundings: int = 1
     ) -> None:
         for i, want in enumerate(exact):
-            verdict = oracle.judge(on_host(ys[f"y{i}"]), want, problem.dtype, roundings)
+            verdict = oracle.judge(ys[f"y{i}"], want, problem.dtype, roundings)
             assert verdict.ok, f"{about}: y{i} off by {verdict.max_rel_error}"
 
     def poison(self) -> None:

@@ -126,7 +126,9 @@ def test_under_torchrun(result: Result) -> None:
 
 @pytest.mark.parametrize("line", each("refused"))
 def test_what_cannot_be_is_told(result: Result, line: Line) -> None:
-    check_refusal(line, result(line.name)[0])
+    done, folder = result(line.name)
+    check_refusal(line, done)
+    assert not list(folder.iterdir())
 
 
 @of("host")

@@ -110,10 +110,3 @@ def test_it_is_run_on_and_not_written_over(measured: Path, gpus: int) -> None:
     before = measured.read_text()
     check_refusal(LINES["profile again"], call(measured.parent, LINES["profile again"]))
     assert measured.read_text() == before
-
-
-@pytest.mark.parametrize("ranks", [1, 60])
-def test_so_many_gpus_are_not_there(gpus: int, tmp_path: Path, ranks: int) -> None:
-    line = LINES[f"profile ranks {ranks}"]
-    check_refusal(line, call(tmp_path, line))
-    assert not (tmp_path / "none.toml").exists()
