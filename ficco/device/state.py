@@ -34,8 +34,9 @@ if on_gpu:
         return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], tl.int64, is_pure=False, pack=1)
 
 else:
-    from ficco.private.triton_interpreter import let_loops_count
+    from ficco.private.triton_interpreter import let_comparisons_mask, let_loops_count
 
+    let_comparisons_mask()
     let_loops_count()
 
     def now_ns():

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ficco.errors import EngineError
 from ficco.kernels.declarations import Kernel
-from ficco.kernels.variants import ALIGN, Variant, elements_of, kernel_of, passed
+from ficco.kernels.variants import ALIGN, Launch, Variant, elements_of, kernel_of, passed
 
 if TYPE_CHECKING:
     from ficco.private.triton_core import Facts
 
-__all__ = ["KNOWN_TRITON", "Compiled", "compile_variant", "function_of", "known",
+__all__ = ["KNOWN_TRITON", "Compiled", "compile_variant", "function_of", "known", "options_of",
            "source_of", "why_unknown"]  # fmt: skip
 
 # Versions with a known layout of parameters. They pass all parameters except constants in the order
 # of the signature, a descriptor as its map, shape (i32) and strides (i64), and then the addresses
 # of global and profile scratch memory. Source: triton/backends/nvidia/driver.py of 3.5.1, 3.6.0,
-# 3.7.0 and 3.8.0.
-KNOWN_TRITON = ("3.5", "3.6", "3.7", "3.8")
+# 3.7.0, 3.8.0 and 3.9.0.
+KNOWN_TRITON = ("3.5", "3.6", "3.7", "3.8", "3.9")
 # Element types of cuTensorMapEncodeTiled that differ from Triton's numbers.
 _TENSOR_TYPES = {8: 10, 9: 8, 10: 9}
 
@@ -61,9 +61,7 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
     reason = triton_core.why_not_ahead()
     if reason:
         raise _by_triton(variant, f"cannot be compiled before its launch: {reason}")
-    compiled = triton_core.compile_ahead(
-        *source_of(variant), capability, {"num_warps": variant.warps, "num_stages": variant.stages}
-    )
+    compiled = triton_core.compile_ahead(*source_of(variant), capability, options_of(variant))
     try:
         facts, (cubin, ptx) = triton_core.facts_of(compiled), triton_core.assemblies_of(compiled)
     except EngineError as error:
@@ -85,6 +83,11 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
         "threads": 32 * facts.num_warps, "descriptors": boxes,
     }  # fmt: skip
     return Compiled(cubin, ptx, record, compiled)
+
+
+def options_of(launch: Variant | Launch) -> dict[str, int]:
+    """Return the compiler's options. Products and sums are fused, whatever Triton's default is."""
+    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
 
 
 def _by_triton(variant: Variant, reason: str) -> EngineError:

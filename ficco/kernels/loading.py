@@ -16,7 +16,7 @@ from ficco.errors import EngineError, InputError
 from ficco.kernels import amd_loading, fallback, pack
 from ficco.kernels.amd_declarations import AMD_KERNELS
 from ficco.kernels.arrays import Arrays, Bulk, address, item_bytes, stride
-from ficco.kernels.compiling import function_of
+from ficco.kernels.compiling import function_of, options_of
 from ficco.kernels.native_launch import Box, Code, Pitch, Place, Slot, described
 from ficco.kernels.variants import Launch, Variant, flattened, passed, variant_of
 
@@ -261,7 +261,7 @@ def _by_triton(launch: Launch) -> Callable[[], None]:
         name: _as_launched(launch.arguments[name], types.get(name) or types.get(f"{name}.0", ""))
         for name, *_ in launch.kernel.parameters
     }
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    options = options_of(launch)
     triton_core.load(function, launch.grid, arguments, options)
     return lambda: function[launch.grid](**arguments, **options)
 

@@ -12,7 +12,7 @@ from typing import Any
 from ficco.kernels import gated_amd, pack
 from ficco.kernels.amd_code import ARCHITECTURES, gated_path
 from ficco.kernels.arrays import Address, Described, DescribedArrays
-from ficco.kernels.compiling import source_of
+from ficco.kernels.compiling import options_of, source_of
 from ficco.kernels.gated import Gate, GatedPart, Matrices
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.packing import building
@@ -52,11 +52,7 @@ def compiled(variant: Variant, arch: str) -> Any:
     from ficco.private.triton_core import compile_for_amd
 
     function, signature, constants, attributes = source_of(variant)
-    options = {
-        "num_warps": variant.warps,
-        "num_stages": variant.stages,
-        "matrix_instr_nonkdim": _INSTRUCTION,
-    }
+    options = options_of(variant) | {"matrix_instr_nonkdim": _INSTRUCTION}
     with without_lines():
         return compile_for_amd(
             function, signature, arch, WAVEFRONT, options, constants, attributes

@@ -1,8 +1,10 @@
-"""A private name of Triton's interpreter: what lets a kernel's loops run under NumPy 2.4.
+"""Private names of Triton's interpreter, to correct what makes kernels fail in it.
 
 The interpreter of Triton 3.5 and 3.6 holds a scalar in an array of one element, and makes a loop's
-bound of it by `int`, which NumPy 2.4 refuses. The fallback changes nothing: such loops then fail
-under NumPy 2.4, with the interpreter's own error. Only interpreted kernels need this module.
+bound of it by `int`, which NumPy 2.4 refuses. That of Triton 3.9 refuses a mask in which a
+comparison of scalars is combined with a block, because it gives a comparison the type of its
+operands. The fallbacks change nothing: such kernels then fail with the interpreter's own error.
+Only interpreted kernels need this module.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 from ficco.private.finding import find
 
-__all__ = ["let_loops_count", "patch_tensor"]
+__all__ = ["binary_op", "let_comparisons_mask", "let_loops_count", "patch_tensor"]
 
 _MODULE = "triton.runtime.interpreter"
 
@@ -21,6 +23,26 @@ patch_tensor = find(f"{_MODULE}:_patch_lang_tensor", None, "loops fail under Num
 
 There is no public function.
 """
+
+binary_op = find(
+    f"{_MODULE}:InterpreterBuilder.binary_op", None, "masks with comparisons of scalars may fail"
+)
+"""Makes a binary operation, also a comparison. None: absent. There is no public function."""
+
+
+def let_comparisons_mask() -> None:
+    """Let comparisons in interpreted kernels have the type of truth values, as on GPUs."""
+    if binary_op is None:
+        return
+
+    def binary_op_of_truths(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        made = binary_op(builder, lhs, rhs, op)
+        if made.data.dtype == bool:
+            made.dtype = importlib.import_module("triton.language").int1
+        return made
+
+    interpreter: Any = importlib.import_module(_MODULE)
+    interpreter.InterpreterBuilder.binary_op = binary_op_of_truths
 
 
 def let_loops_count() -> None:

@@ -12,12 +12,15 @@ import triton
 from triton.language import core
 from triton.runtime import interpreter
 
+from ficco.private.triton_interpreter import let_comparisons_mask, let_loops_count
+
 HAS_SCOPE = hasattr(interpreter, "_LangPatchScope")
 
 
 def make_ready() -> None:
     """Let the interpreter run the kernels, once it is imported and before the first launch."""
-    _let_loops_count()
+    let_comparisons_mask()
+    let_loops_count()
     _count_strides_in_bytes()
     _patch_once_a_launch()
     _check_no_overflow_in_vain()
@@ -26,21 +29,6 @@ def make_ready() -> None:
         _make_types_once()
         _make_shapes_once()
         _make_types_of_tuples_when_needed()
-
-
-def _let_loops_count() -> None:
-    """Let loops run to numbers of the device: NumPy 2.4 makes no int of an array of one element.
-
-    The interpreter of Triton 3.5 and 3.6 holds scalars in such arrays, and asks NumPy for that.
-    """
-    patch = interpreter._patch_lang_tensor
-
-    def patch_more(tensor: Any, *scope: Any) -> None:
-        patch(tensor, *scope)
-        set_attribute = scope[0].set_attr if scope else setattr
-        set_attribute(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_more
 
 
 def _count_strides_in_bytes() -> None:

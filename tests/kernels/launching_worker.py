@@ -389,7 +389,7 @@ def refusals() -> None:
     known = triton_core.facts_of(made)
     assert not why_unknown(known)
     for field, value, pattern in (
-        ("triton_version", "3.9.0", "by Triton 3.9.0"),
+        ("triton_version", "3.10.0", "by Triton 3.10.0"),
         ("num_ctas", 2, "clusters of 2"),
         ("launch_cooperative_grid", True, "cooperative"),
         ("launch_pdl", True, "before it"),
@@ -398,7 +398,7 @@ def refusals() -> None:
         ("tensordesc_meta", [known.tensordesc_meta[0] | {"fp4_padded": True}] * 3, "4 bits"),
     ):
         assert pattern in why_unknown(known._replace(**{field: value}))
-    for version in ("3.5.1", "3.7.0", "3.8.0"):
+    for version in ("3.5.1", "3.7.0", "3.8.0", "3.9.0"):
         assert not why_unknown(known._replace(triton_version=version))
 
     for name, place, pattern in (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from interpreting import make_ready
 
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.kernels.summing import sum_partials
@@ -68,5 +69,6 @@ def products() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(1)
+    make_ready()
     {"summing": summing, "products": products}[sys.argv[1]]()
     print("right")
