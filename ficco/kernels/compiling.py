@@ -86,7 +86,7 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
 
 
 def options_of(launch: Variant | Launch) -> dict[str, int]:
-    """Return the compiler's options. Products and sums are fused, whatever Triton's default is."""
+    """Return the compiler's options. Multiplications and additions are always fused (FMA)."""
     return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
 
 

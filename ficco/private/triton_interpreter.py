@@ -1,4 +1,4 @@
-"""Private names of Triton's interpreter, to correct what makes kernels fail in it.
+"""Private names of Triton's interpreter, and corrections without which kernels fail in it.
 
 The interpreter of Triton 3.5 and 3.6 holds a scalar in an array of one element, and makes a loop's
 bound of it by `int`, which NumPy 2.4 refuses. That of Triton 3.9 refuses a mask in which a
@@ -27,18 +27,19 @@ There is no public function.
 binary_op = find(
     f"{_MODULE}:InterpreterBuilder.binary_op", None, "masks with comparisons of scalars may fail"
 )
-"""Makes a binary operation, also a comparison. None: absent. There is no public function."""
+"""Computes a binary operation or a comparison. None: absent. There is no public function."""
 
 
 def let_comparisons_mask() -> None:
-    """Let comparisons in interpreted kernels have the type of truth values, as on GPUs."""
+    """Let comparisons in interpreted kernels have the type int1, as in compiled ones."""
     if binary_op is None:
         return
+    truth = importlib.import_module("triton.language").int1
 
     def binary_op_of_truths(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         made = binary_op(builder, lhs, rhs, op)
         if made.data.dtype == bool:
-            made.dtype = importlib.import_module("triton.language").int1
+            made.dtype = truth
         return made
 
     interpreter: Any = importlib.import_module(_MODULE)

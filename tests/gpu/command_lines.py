@@ -28,9 +28,7 @@ TORCHRUN = (
     sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ficco",
 )  # fmt: skip
 LIMIT_S = 90.0
-# No NVLink multicast, and one thread a rank for products on the CPU.
-CALM = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
+CALM = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _KEYS = {
     "op", "m", "n", "k", "ranks", "dtype", "engine", "machine", "paced", "link_gbps", "results",

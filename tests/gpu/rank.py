@@ -49,7 +49,7 @@ class Rank:
         self.runtime = GpuProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
 
     def arrays(self, problem: Problem, seed: int) -> tuple[Arrays, Any]:
-        """Draw this rank's inputs; return them, and its exact results, which the GPU computes."""
+        """Draw the inputs of all ranks; return this rank's, and its exact results. Uses its GPU."""
         given = oracle.inputs(problem, seed, TorchDraw(problem.dtype, seed, DEVICE))
         (exact,) = oracle.results(problem, given, [self.rank])
         return dict(given[self.rank]), exact

@@ -40,7 +40,7 @@ def test_all_ranks_run_a_job_and_errors_are_kept() -> None:
     assert not any(thread.is_alive() for thread in ranks._threads)
 
 
-def test_a_round_that_has_not_begun_is_not_waited_for() -> None:
+def test_a_job_that_has_not_begun_is_not_waited_for() -> None:
     assert RankJob(2).wait()
 
 
@@ -93,7 +93,7 @@ def test_nothing_keeps_the_arrays_of_a_call_that_has_ended(by: int) -> None:
 
 @pytest.mark.timeout(120)
 def test_calls_may_be_interrupted_at_any_moment() -> None:
-    """None hangs, and the node is right after a reset."""
+    """No call hangs, and the node is right after a reset."""
     draw = random.Random(7)
     command = [sys.executable, "-P", str(INTERRUPTED), str(COUNT)]
     with subprocess.Popen(
@@ -103,7 +103,7 @@ def test_calls_may_be_interrupted_at_any_moment() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "calls\n"
             for number in range(COUNT):
-                time.sleep(0.004 * draw.random())  # some calls later, at any place of one
+                time.sleep(0.004 * draw.random())  # a random moment within one of the next calls
                 process.send_signal(signal.SIGINT)
                 found, _, _ = select.select([process.stdout], [], [], 20)
                 assert found, f"interrupt {number}: nothing for 20 s"
