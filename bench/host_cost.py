@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # these imports need torch
     from ficco.schedule import Schedule
 
 CALLS, WARM = 200, 2  # WARM: number of queues
-NATIVE = ("start", "submit", "launch", "finish", "call", "call_prepared", "fits")
+NATIVE = ("start", "submit", "launch", "finish", "call", "follow", "call_prepared", "fits")
 SCHEDULES = ("shard_p2p", "gated_1d")  # a library call per shard; one launch
 
 
@@ -99,7 +99,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
 
     bound = made.bound
     native, run, launches = bound._native, bound.run, bound._launches
-    again: Any = PreparedCall.run
+    lead, again = PreparedCall.lead, PreparedCall.run
     watched, inside = TimedNative(native), [0.0]
     found: dict[str, list[float]] = {
         name: [] for name in (*NATIVE, "native", "torch", "around", "public_with_clocks")
@@ -109,13 +109,14 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         def timed_run(*args: Any, **words: Any) -> Any:
             begin = time.perf_counter()
             done = part(*args, **words)
-            inside[0] = 1e6 * (time.perf_counter() - begin)
+            inside[0] += 1e6 * (time.perf_counter() - begin)
             return done
 
         return timed_run
 
     def once(i: int) -> None:
         watched.us.update(dict.fromkeys(NATIVE, 0.0))
+        inside[0] = 0.0
         call(i)
 
     def after(public: float) -> None:
@@ -128,6 +129,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         found["public_with_clocks"].append(public)
 
     bound._native, bound.run = watched, timed_part(run)
+    PreparedCall.lead = timed_part(lead)  # type: ignore[method-assign]
     PreparedCall.run = timed_part(again)  # type: ignore[method-assign]
     for prepared in made.prepared:
         prepared._program = watched
@@ -137,6 +139,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         timed(once, clock, after)
     finally:
         bound._native = native
+        PreparedCall.lead = lead  # type: ignore[method-assign]
         PreparedCall.run = again  # type: ignore[method-assign]
         for prepared in made.prepared:
             prepared._program = native

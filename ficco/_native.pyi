@@ -11,7 +11,7 @@ Processes: lanes are threads, so a process that forks must not use its groups in
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -880,22 +880,13 @@ class GpuProgram:
         Raises: see `start`.
         """
 
-    def start_prepared(
-        self, copy: int, stream: int, addresses: list[int], pitches: list[int]
-    ) -> bool:
-        """Begin a call as `call_prepared` does; the caller may then enqueue work on the stream.
+    def follow(self, stream: int) -> bool:
+        """Put a stream behind the last call, for work that the caller enqueues first.
 
-        Returns False where `call_prepared` would. `submit_all` or `abandon` ends the call.
-
-        Raises: see `start`.
-        """
-
-    def submit_all(self) -> None:
-        """Submit and launch all segments of a call that has begun, and finish it.
+        `call_prepared` follows. Returns False where it would for any matrices.
 
         Raises:
-            RuntimeError: no call runs, or a segment other than the last has no launches.
-            GpuError: a driver call fails; the call must be abandoned.
+            GpuError: a driver call failed.
         """
 
     def fits(self, addresses: list[int], pitches: list[int]) -> bool:
@@ -978,3 +969,25 @@ class GpuProgram:
     @property
     def captured(self) -> bool:
         """Whether a graph has captured a call; it may be replayed as long as the rank lives."""
+
+class TensorReader:
+    """Reads facts of PyTorch's tensors without its Python attributes.
+
+    It calls DLPack's C exchange API, which PyTorch has had since 2.10.
+
+    Args:
+        tensor: the type torch.Tensor.
+        parameter: the type torch.nn.Parameter.
+
+    Raises:
+        AttributeError: the type has no such API.
+        RuntimeError: the API has another major version.
+    """
+
+    def __init__(self, tensor: type, parameter: type) -> None: ...
+    def facts(self, tensors: tuple[Any, ...]) -> bytes | None:
+        """Return dimensions, device, dtype, shape and strides of all tensors, or of None, in order.
+
+        Equal bytes mean equal facts. Returns None if an object is of another type, or is a tensor
+        that has no strides, or is a view that negates its memory.
+        """

@@ -23,8 +23,8 @@ from ficco.dtypes import ELEMENT_BYTES
 from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.devices import Device
 from ficco.engines.launches import Launches
-from ficco.engines.library_calls import Call, View, call_of, whole_product
-from ficco.engines.prepared import CallSlots, PreparedCall
+from ficco.engines.library_calls import Call, View, call_of, target_of, whole_product
+from ficco.engines.prepared import CallSlots, Leader, PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
@@ -177,9 +177,9 @@ class BoundProgram:
         if not all(self._is_packed(name, arrays[name]) for name in self._adjacent):
             return None  # copy engines read a copy of the input
         state, parts = launches.state, (self._native, launches, self._compute)
-        before = self._leader(list(arrays)) if self._leading else None
+        leader = self._leader(list(arrays)) if self._leading else None
         slots = CallSlots(self._numbers, self._count, self._workspaces)
-        prepared = PreparedCall(*parts, arrays, slots, self._window, before)
+        prepared = PreparedCall(*parts, arrays, slots, self._window, leader)
         # None: another thread has run with matrices of another layout meanwhile.
         return prepared if launches.state is state else None
 
@@ -254,26 +254,27 @@ class BoundProgram:
             if self._buffers[name].role == "output" and local[name] is not arrays[name]:
                 self._compute.reduce([local[name]], arrays[name])
 
-    def _leader(self, names: Sequence[str]) -> Callable[[Sequence[Any], int], None]:
-        """Return a function that enqueues the launches before a call that is one kernel.
+    def _leader(self, names: Sequence[str]) -> Leader:
+        """Return the launches before a call that is one kernel; they take whole matrices.
 
-        They take whole matrices. The function's arguments are the call's matrices, in the order of
-        their names, and the window copy.
+        names: of the call's matrices, in the order of their addresses.
         """
         handles, compute, dtype = self._handles, self._compute, self._dtype
         windows = [tuple(of_copy.values()) for of_copy in handles]
+        missing = (None,) * len(names)  # results that are not allocated yet
         places = {(name, 0): i for i, name in enumerate(names)}
         places |= {key: len(names) + i for i, key in enumerate(handles[0])}
         works = [entry.launch.work for entry in self._leading]
         calls = [whole_product(work, lambda r: places[r.buffer, r.copy]) for work in works]
 
-        def lead(matrices: Sequence[Any], copy: int) -> None:
-            every = (*matrices, *windows[copy])
+        def enqueue(matrices: Sequence[Any], copy: int) -> None:
+            every = (*matrices, *missing[len(matrices) :], *windows[copy])
             with compute.exact(dtype):
                 for call in calls:
                     call(compute, every)
 
-        return lead
+        stored = [self._buffers[target_of(work).buffer] for work in works]
+        return Leader(enqueue, any(buffer.role == "output" for buffer in stored))
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""

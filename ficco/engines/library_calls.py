@@ -14,7 +14,7 @@ from ficco.errors import EngineError
 from ficco.plan import Buffer, Region
 from ficco.program import Bag, Gemm, Pool, Reduce, Sum, Work
 
-__all__ = ["Call", "View", "call_of", "whole_product"]
+__all__ = ["Call", "View", "call_of", "target_of", "whole_product"]
 
 View = Callable[[Region], Any]  # the handle of a region in this call
 Call = Callable[[DeviceCompute, View], None]
@@ -44,6 +44,19 @@ def call_of(work: Work, buffers: dict[str, Buffer]) -> Call:
     raise EngineError(f"no library call does {type(work).__name__}; a kernel of ficco does")
 
 
+def target_of(work: Work) -> Region:
+    """Return the region in which a product, or zeros, of `whole_product` are stored.
+
+    Raises:
+        EngineError: the work is neither.
+    """
+    if isinstance(work, Reduce) and not work.reads:  # this rank has nothing to multiply
+        return work.target
+    if isinstance(work, Gemm) and work.number == 1 and not work.transpose_a:
+        return work.c
+    raise EngineError(f"{work} is not one product of whole matrices")
+
+
 def whole_product(
     work: Work, place: Callable[[Region], int]
 ) -> Callable[[DeviceCompute, Sequence[Any]], None]:
@@ -58,18 +71,16 @@ def whole_product(
     Raises:
         EngineError: the work is neither.
     """
-    if isinstance(work, Reduce) and not work.reads:  # this rank has nothing to multiply
-        zeros = place(work.target)
-        return lambda compute, matrices: compute.reduce([], matrices[zeros])
-    if not isinstance(work, Gemm) or work.number != 1 or work.transpose_a:
-        raise EngineError(f"{work} is not one product of whole matrices")
-    a, b, c, accumulate = place(work.a), place(work.b), place(work.c), work.accumulate
+    target = place(target_of(work))
+    if not isinstance(work, Gemm):
+        return lambda compute, matrices: compute.reduce([], matrices[target])
+    a, b, accumulate = place(work.a), place(work.b), work.accumulate
     terms, turned = [place(region) for region in work.add], work.transpose_b
 
     def call(compute: DeviceCompute, matrices: Sequence[Any]) -> None:
         add = [matrices[term] for term in terms]
         right = matrices[b].T if turned else matrices[b]
-        compute.gemm(matrices[a], right, matrices[c], accumulate, add)
+        compute.gemm(matrices[a], right, matrices[target], accumulate, add)
 
     return call
 

@@ -17,7 +17,7 @@ from ficco.engines.launches import Launches
 from ficco.kernels.arrays import item_bytes
 from ficco.plan import Buffer
 
-__all__ = ["CallSlots", "PreparedCall"]
+__all__ = ["CallSlots", "Leader", "PreparedCall"]
 
 _LENGTHS = ("indices", "weights")  # names of buffers with an element per lookup
 
@@ -36,6 +36,19 @@ class CallSlots(NamedTuple):
     workspaces: Sequence[Buffer]
 
 
+class Leader(NamedTuple):
+    """The products of a call that a library makes before native code launches the rest.
+
+    Attributes:
+        enqueue: enqueues them, from the call's matrices in the order of the addresses, and the
+            window copy.
+        stores_results: whether a product is stored in a result.
+    """
+
+    enqueue: Callable[[Sequence[Any], int], None]
+    stores_results: bool
+
+
 class PreparedCall:
     """A call of a bound program that can be repeated with other matrices of the same layout.
 
@@ -48,17 +61,16 @@ class PreparedCall:
         arrays: matrices by name, in the order of the addresses that `run` takes.
         slots: the slots of the call's addresses.
         window: the plan's window.
-        before: enqueues the library's products before the launch, from the call's matrices, in
-            the order of the addresses, and the window copy; None if there are none.
+        leader: the library's products before the launch; None if there are none.
 
     Attributes:
-        window, before: as above.
+        window, leader: as above.
         call: the call that this belongs to; set by the runtime.
     """
 
     __slots__ = (
         "__weakref__", "_compute", "_launches", "_pitches", "_program", "_rows", "_slots", "_state",
-        "_workspaces", "before", "call", "window",
+        "_workspaces", "call", "leader", "window",
     )  # fmt: skip
 
     def __init__(
@@ -69,7 +81,7 @@ class PreparedCall:
         arrays: Mapping[str, Any],
         slots: CallSlots,
         window: Any,
-        before: Callable[[Sequence[Any], int], None] | None,
+        leader: Leader | None,
     ) -> None:
         self._program, self._launches, self._compute = program, launches, compute
         numbers, total, workspaces = slots
@@ -88,7 +100,7 @@ class PreparedCall:
             if name.startswith(_LENGTHS)
         ]
         self._state = launches.state
-        self.window, self.before = window, before
+        self.window, self.leader = window, leader
         self.call: Any = None
 
     @property
@@ -96,31 +108,46 @@ class PreparedCall:
         """Whether the plan now launches kernels for matrices of another layout."""
         return self._launches.state is not self._state
 
+    def lead(self, matrices: Sequence[Any], copy: int, stream: int) -> bool:
+        """Enqueue the library's products of a call, before `run` looks at the addresses.
+
+        The device multiplies while the host prepares the launch.
+
+        Args:
+            matrices: of the call, in the order of the addresses; those of results may be missing if
+                no product is stored in them (`Leader.stores_results`).
+            copy: the window copy of this call.
+            stream: driver handle of the library's current stream.
+
+        Returns:
+            False if nothing was enqueued and the call must take the full path.
+        """
+        if self.stale or not self._program.follow(stream):
+            return False
+        if self.leader is not None:
+            self.leader.enqueue(matrices, copy)
+        return True
+
     def run(
-        self,
-        addresses: Sequence[int],
-        copy: int,
-        stream: int,
-        matrices: Sequence[Any],
-        lengths: Sequence[int] = (),
+        self, addresses: Sequence[int], copy: int, stream: int, lengths: Sequence[int] = ()
     ) -> bool:
-        """Enqueue a call on a stream of the current device.
+        """Enqueue a call on a stream of the current device; `lead` has enqueued its products.
 
         Args:
             addresses: addresses of the matrices, in the order of the slots.
             copy: the window copy of this call.
             stream: driver handle of the library's current stream.
-            matrices: of the addresses, if `before` is set; else empty.
             lengths: elements of the rows with an element per lookup, in their order.
 
         Returns:
-            False if nothing was enqueued and the call must take the full path.
+            False if no launch was enqueued and the call must take the full path. The products are
+            made again then.
 
         Raises:
             RuntimeError: the group has failed; no wait and no send was enqueued.
             GpuError: a driver call failed; the group has then failed, too.
         """
-        if self._launches.state is not self._state:
+        if self.stale:
             return False
         by_slot = [0] * len(self._pitches)
         for slot, address in zip(self._slots, addresses, strict=True):
@@ -132,15 +159,8 @@ class PreparedCall:
         for buffer, slot in self._workspaces:
             workspaces.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
             by_slot[slot] = self._compute.place(workspaces[-1])[0]
-        program = self._program
         try:
-            if self.before is None:
-                return bool(program.call_prepared(copy, stream, by_slot, self._pitches))
-            if not program.start_prepared(copy, stream, by_slot, self._pitches):
-                return False
-            self.before(matrices, copy)
-            program.submit_all()
-            return True
+            return bool(self._program.call_prepared(copy, stream, by_slot, self._pitches))
         except BaseException:
-            program.abandon()
+            self._program.abandon()
             raise

@@ -71,7 +71,7 @@ def schedule_for_capture(
 
     During a capture windows cannot grow, kernels of ficco and PyTorch cannot be loaded, and handles
     of libraries cannot be opened. None also if `chosen` needs no windows and the schedule for the
-    capture needs large ones, or there was no room for them.
+    capture needs larger ones than there are, or there was no room for them.
     """
     if regime() == "captured":
         return None
@@ -79,8 +79,10 @@ def schedule_for_capture(
     if captured.transport == "collective":
         loaded = chosen.transport == "collective" or runtime.ran_plainly(problem)
         return None if loaded else captured
-    large = chosen.transport == "collective" and not captured.stores
-    if large or not _lacks(runtime, problem, captured) or runtime.refuses(problem, captured):
+    if not _lacks(runtime, problem, captured) or runtime.refuses(problem, captured):
+        return None
+    grows = chosen.transport == "collective" and not captured.stores
+    if grows and not runtime.has_room(problem, captured):
         return None
     return captured if _compiled(problem, captured, runtime, device) else None
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ficco import _native
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
 from ficco.operators.functions import as_matrix, rounded_length
@@ -51,6 +53,18 @@ _NO_LENGTHS: Mapping[int, int] = {}
 
 def _no_prepared_call() -> None:
     return None
+
+
+def _new_reader() -> _native.TensorReader | None:
+    """Return what reads the facts of tensors in native code; None: this PyTorch is too old."""
+    try:
+        return _native.TensorReader(Tensor, torch.nn.Parameter)
+    except (AttributeError, RuntimeError) as error:
+        groups.log.info("keys of calls are made of attributes of tensors: %s", error)
+        return None
+
+
+_reader = _new_reader()
 
 
 class CachedCall:
@@ -122,24 +136,21 @@ class CachedCall:
         """Enqueue the call with other tensors of the same shapes; return its results."""
         if self._library is not None:
             return self._run_plain(self._library, tensors)
-        x = tensors[0]
-        ys = [x.new_empty(*shape) for shape in self._shapes]
         here, prepared = current_device() == self._device, self._prepared()
         if here and prepared is not None:
-            addresses = [tensor.data_ptr() for tensor in tensors]
-            addresses += [y.data_ptr() for y in ys]
-            matrices: Sequence[Tensor] = ()
-            if prepared.before is not None:
-                # `_prepare` has checked that the matrices are the tensors' own memory.
-                matrices = (*tensors, *ys)
-                if not self._flat:
-                    matrices = tuple(self._arrays(tensors, ys).values())
+            # `_prepare` has checked that the matrices are the tensors' own memory, so addresses of
+            # the tensors do where no library multiplies.
+            tensors_do = self._flat or prepared.leader is None
+            inputs = tensors if tensors_do else tuple(self._matrices(tensors).values())
             stream = current_stream(self._device)
             lengths = [tensors[place].shape[0] for place in self._lengths]
-            if self._runtime.run_prepared(prepared, addresses, stream, ys, matrices, lengths):
+            results = partial(self._results, tensors[0])
+            made = self._runtime.run_prepared(prepared, inputs, results, stream, lengths)
+            if made is not None:
                 self._tries_left = _MAX_TRIES
-                return ys
-        arrays = self._arrays(tensors, ys)
+                return made
+        ys, matrices = self._results(tensors[0])
+        arrays = self._matrices(tensors) | {f"y{i}": y for i, y in enumerate(matrices)}
         if here:
             self._runtime.execute(self._problem, self._schedule, arrays)
         else:
@@ -153,6 +164,11 @@ class CachedCall:
                 self._tries_left -= 1
         return ys
 
+    def _results(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Allocate the results, and return them and their matrices."""
+        ys = [x.new_empty(*shape) for shape in self._shapes]
+        return ys, ys if self._flat else [as_matrix(y) for y in ys]
+
     def _prepare(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> PreparedCall | None:
         """Return a prepared call, if the matrices are the tensors' own memory."""
         for tensor, matrix in zip(tensors, arrays.values(), strict=False):  # results follow
@@ -165,12 +181,6 @@ class CachedCall:
         if self._flat:
             return library(tensors)
         return shaped(library(list(self._matrices(tensors).values())), self._shapes)
-
-    def _arrays(self, tensors: Sequence[Tensor], ys: Sequence[Tensor]) -> dict[str, Any]:
-        arrays = self._matrices(tensors)
-        for i, y in enumerate(ys):
-            arrays[f"y{i}"] = as_matrix(y)
-        return arrays
 
     def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         return {
@@ -195,7 +205,7 @@ def key_of(
         x: the first tensor.
         others: the other tensors, or None.
         schedule: as the user gave it.
-        rest: further arguments.
+        rest: further arguments, without lists.
         lengths: places among all tensors of rows of which only the rounded length matters, with the
             places of the rows whose lengths they have; see `registry.Function.lengths`.
     """
@@ -204,9 +214,13 @@ def key_of(
     try:
         # The best schedule may differ between regimes.
         when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
+        pg = groups.process_group(group)
+        if _reader is not None and not lengths:
+            read = _reader.facts((x, *others))
+            if read is not None:
+                return (op, pg, schedule, when, read, *rest)
         facts: list[Any] = [
-            op, groups.process_group(group), schedule, when,
-            x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg(),
+            op, pg, schedule, when, x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg(),
         ]  # fmt: skip
         for place, t in enumerate(others, 1):
             if t is None:
@@ -223,8 +237,7 @@ def key_of(
                 return None
     except (RuntimeError, ValueError):  # nested tensors have no shape, arrays no truth value
         return None
-    facts += [tuple(value) if isinstance(value, list) else value for value in rest]
-    return tuple(facts)
+    return (*facts, *rest)
 
 
 def find(key: Any) -> CachedCall | None:

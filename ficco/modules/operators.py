@@ -55,7 +55,7 @@ def run(name: str, args: Sequence[Any]) -> Any:
     lengths = {} if function.lengths is None else function.lengths(len(tensors), rest)
     if args[_GRAIN] is None or type(args[_GRAIN]) is int:
         group, schedule = rest[_GROUP], rest[_SCHEDULE]
-        facts = (*rest[:_GROUP], rest[_GRAIN])
+        facts = [tuple(v) if isinstance(v, list) else v for v in (*rest[:_GROUP], rest[_GRAIN])]
         key = key_of(name, group, tensors[0], tensors[1:], schedule, *facts, lengths=lengths)
         if (cached := find(key)) is not None:
             ys = cached.run([tensor for tensor in tensors if tensor is not None])

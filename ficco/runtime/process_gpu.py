@@ -12,26 +12,27 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import devices, gpu, shared_memory
-from ficco.engines.peer_signals import Probe, first_that_arrives
 from ficco.engines.prepared import PreparedCall
 from ficco.engines.window_layout import LEAST, Layout, Window
 from ficco.errors import DevicesRefused, EngineError, InputError
+from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.passes import compile_plan
 from ficco.plan import RankPlan, Signal, WindowBytes, signal_place, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
-from ficco.runtime.gpus_of_group import facts_of_gpu, here, ordinal, reason_of, vendor
+from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of, vendor
 from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
 from ficco.runtime.rendezvous import Facts
+from ficco.runtime.signal_probe import probed_signals
 from ficco.runtime.trusted_gpus import trusted_gpus
 from ficco.runtime.window_memory import WindowMemory, window_memory
 from ficco.schedule import Schedule
@@ -216,46 +217,65 @@ class GpuProcessRuntime(ProcessRuntime):
     def run_prepared(
         self,
         prepared: PreparedCall,
-        addresses: Sequence[int],
+        inputs: Sequence[Any],
+        results: Callable[[], tuple[list[Any], list[Any]]],
         stream: int,
-        ys: Sequence[Any],
-        matrices: Sequence[Any],
         lengths: Sequence[int] = (),
-    ) -> bool:
-        """Make a prepared call; return False if it was not made and `execute` must make it.
+    ) -> list[Any] | None:
+        """Make a prepared call; return None if it was not made and `execute` must make it.
+
+        The library's products are enqueued first, so the device multiplies while the host allocates
+        results and prepares the launch.
 
         Args:
             prepared: a prepared call of this runtime.
-            addresses: of its matrices, in the order in which `prepared` got them.
+            inputs: its matrices but for the results, in the order in which `prepared` got them.
+            results: allocates the call's results, and returns them and their matrices. They are
+                filled with NaN if the call fails.
             stream: the current stream of this rank's device, which is the current device.
-            ys: its results, which are filled with NaN if the call fails.
-            matrices: of the addresses, if the call does work before its launch
-                (`PreparedCall.before`); else empty.
             lengths: of the rows whose length may differ from call to call.
+
+        Returns:
+            The results.
 
         Raises: as `execute`.
         """
         with self._lock:
             places, call = self._places, prepared.call()
             if not places or prepared.window is not places[-1].window:
-                return False
+                return None
             if call is None or self.traced:
-                return False
+                return None
             if len(places) > 1:  # native code checks for failures only in the last place
                 self._check_alive()
+            copy, leader = self._calls % 2, prepared.leader
+            late = leader is not None and not leader.stores_results
+            ys, matrices = ([], []) if late else results()
             try:
-                if not prepared.run(addresses, self._calls % 2, stream, matrices, lengths):
-                    return False
-                self._calls += 1
-                self._last = call
+                if leader is not None and not prepared.lead((*inputs, *matrices), copy, stream):
+                    return None
             except BaseException as error:
-                self._last = call
-                self._fill_nan(call, {f"y{i}": y for i, y in enumerate(ys)})
-                if not isinstance(error, Exception):
-                    raise
-                raise self._call_error(error) from error
+                self._raise_failed(call, matrices, error)
+            if late:
+                ys, matrices = results()
+            addresses = [matrix.data_ptr() for matrix in (*inputs, *matrices)]
+            try:
+                if not prepared.run(addresses, copy, stream, lengths):
+                    return None
+            except BaseException as error:
+                self._raise_failed(call, matrices, error)
+            self._calls += 1
+            self._last = call
             self._bound.used(call.problem, call.schedule)
-            return True
+            return ys
+
+    def _raise_failed(self, call: Call, matrices: Sequence[Any], error: BaseException) -> NoReturn:
+        """Fail the group and the results of a prepared call, and raise the call's error."""
+        self._last = call
+        self._fill_nan(call, {f"y{i}": y for i, y in enumerate(matrices)})
+        if not isinstance(error, Exception):
+            raise error  # an interrupt
+        raise self._call_error(error) from error
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
         """Return whether a plan is bound, so its call can be captured into a graph."""
@@ -285,6 +305,11 @@ class GpuProcessRuntime(ProcessRuntime):
             except BaseException:
                 self._group.fail(self.rank)  # else peers continue and wait for this rank
                 raise
+
+    def has_room(self, problem: Problem, schedule: Schedule) -> bool:
+        """Return whether a plan fits the windows as they are, on all ranks."""
+        need = self._need(lower_rank(problem, schedule, self.rank))
+        return self._sizes.joined(need) == self._sizes
 
     def refuses(self, problem: Problem, schedule: Schedule) -> bool:
         """Return whether `load` found no room, on all ranks, since the windows last grew."""
@@ -416,7 +441,8 @@ class GpuProcessRuntime(ProcessRuntime):
         bases, word_bases = memory.meet(self.process_group, self.gathered)
         layout = Layout(self._agreed_sizes)
         if not self._writable:
-            self._writable = self._probe_signals(bases, word_bases, layout)
+            kind, self._writable = probed_signals(self, bases, word_bases, layout)
+            self.no_overlap = trusted_gpus(self, kind)
             self._clear(memory)
         memory.all[0, layout.mail_data // 4 :] = VACANT - (1 << 32)
         first = signal_place(Signal(self.rank, "free", 0))
@@ -429,58 +455,6 @@ class GpuProcessRuntime(ProcessRuntime):
     def _clear(self, memory: WindowMemory) -> None:
         memory.all[...] = memory.words[...] = 0
         torch.cuda.synchronize(self.device)
-
-    def _probe_signals(
-        self, bases: list[int], word_bases: list[int], layout: Layout
-    ) -> list[list[bool]]:
-        """Find the kind of signals that reaches all ranks; a collective call on zeroed windows.
-
-        It also makes the probes of `trusted_gpus`.
-
-        Returns:
-            Per rank and other rank, whether the streams of the one write to words of the other.
-
-        Raises:
-            InputError: the ranks allow different kinds.
-            SignalsRefused: no kind reaches all ranks.
-            DevicesRefused: a probe of the devices failed.
-        """
-        kinds: tuple[str, ...] = ()
-        problem = ""
-        try:
-            kinds = self._vendor.signal_kinds()
-        except InputError as error:  # sent to all ranks, so none waits for this one
-            problem = str(error)
-        own = (self._vendor.capabilities(ordinal()).pci, kinds, problem, ordinal())
-        facts = self.gathered(own)  # after this, all windows are zeros
-        for rank, (_, rank_kinds, rank_problem, _) in enumerate(facts):
-            if rank_problem:
-                raise InputError(f"rank {rank}: {rank_problem}")
-            if rank_kinds != facts[0][1]:
-                raise InputError(
-                    f"rank 0 may signal by {facts[0][1]} and rank {rank} by {rank_kinds}; set "
-                    "FICCO_SIGNALS to the same on every rank"
-                )
-        addresses = [pci for pci, *_ in facts]
-        if self.world == 1:
-            return [[True]]
-
-        def complaints(kind: str, value: int) -> list[str]:
-            writable = self._vendor.writable_words(kind, addresses, self.rank)
-            gpu = self._vendor.open_gpu(ordinal())
-            probe = Probe(gpu, bases, word_bases, layout, self.rank, writable)
-            errors: list[str] = self.gathered(probe.send(value))
-            if any(errors):
-                return errors
-            missing = probe.look(value)
-            torch.cuda.synchronize(self.device)  # the probe writes nothing after this
-            return self.gathered(missing)
-
-        kind = first_that_arrives(kinds, complaints, self._vendor.REMEDY)
-        _log.info("rank %d raises words at peers by kind %r", self.rank, kind)
-        gpus = [(pci, number) for pci, _, _, number in facts]
-        self.no_overlap = trusted_gpus(self, gpus, kind)
-        return [self._vendor.writable_words(kind, addresses, rank) for rank in range(self.world)]
 
     def _target_of(self, rank: int, own: Target) -> Target:
         return own._replace(writable=tuple(self._writable[rank]))

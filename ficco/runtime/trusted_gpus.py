@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ficco.errors import DevicesRefused, EngineError, InputError
+from ficco.runtime.gpus_of_group import ordinal, vendor
 
 if TYPE_CHECKING:
     from ficco.runtime.process import ProcessRuntime
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["trusted_gpus"]
 
 
-def trusted_gpus(runtime: ProcessRuntime, gpus: Sequence[tuple[Any, int]], signals: str) -> str:
+def trusted_gpus(runtime: ProcessRuntime, signals: str) -> str:
     """Return why copies do not overlap with kernels on the GPUs of a group; "" if they do.
 
     Only AMD's GPUs are probed: NVIDIA's were measured. Rank 0 opens all devices and probes them;
@@ -24,7 +25,6 @@ def trusted_gpus(runtime: ProcessRuntime, gpus: Sequence[tuple[Any, int]], signa
 
     Args:
         runtime: of the group.
-        gpus: PCI address and number of each rank's device.
         signals: the kind of signals.
 
     Raises:
@@ -33,6 +33,8 @@ def trusted_gpus(runtime: ProcessRuntime, gpus: Sequence[tuple[Any, int]], signa
     """
     if torch.version.hip is None or runtime.world == 1:
         return ""
+    # The PCI address and the number of each rank's device.
+    gpus = runtime.gathered((vendor().capabilities(ordinal()).pci, ordinal()))
     answer = _answer(gpus, signals) if runtime.rank == 0 else None
     kind, text = runtime.gathered(answer, opening=True)[0]
     if kind == "refused":

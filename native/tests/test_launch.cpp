@@ -210,6 +210,7 @@ TEST(a_call_is_made_again_where_nothing_needs_a_second_look) {
         return bench.program->call_prepared(1, kStream, bench.addresses, bench.pitches);
     };
     CHECK(!again());  // there are no launches yet
+    CHECK(!bench.program->follow(kStream));
     gpu.kernels[kKernel] = {8};
     bench.set({address(0, 3, 0, 16)});
     bench.call(0);
@@ -225,11 +226,16 @@ TEST(a_call_is_made_again_where_nothing_needs_a_second_look) {
     bench.addresses[0] -= 8;
     gpu.graph = true;
     CHECK(!again());  // a graph's windows are kept, which is the caller's to do
+    CHECK(!bench.program->follow(kStream));
     gpu.graph = false;
+    const auto waits = gpu.waited.size();
+    CHECK(bench.program->follow(kStream));  // work before the call is behind the last call, too
+    CHECK_EQ(gpu.waited.size(), waits + 1);
     CHECK(again());
     gpu.told.clear();
     bench.group->fail(0);
     CHECK(!again());
+    CHECK(!bench.program->follow(kStream));
     CHECK(gpu.told.empty());
     bench.addresses.pop_back();
     CHECK(!again());

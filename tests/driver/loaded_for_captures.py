@@ -10,7 +10,7 @@ from torch_on_double import Rank
 from values_worker import close, draw
 
 import ficco
-from ficco.modules import auto, calling
+from ficco.modules import auto, calling, groups
 from ficco.runtime import process_gpu
 from ficco.schedule import Schedule
 
@@ -59,6 +59,48 @@ def nothing_to_multiply(here: Rank, world: int) -> None:
         for turn in range(4):
             y = ficco.matmul_all_reduce(xs[here.rank], ws[here.rank], schedule=schedule)
             close(y, whole, f"{schedule}, turn {turn}")
+
+
+def room_is_used(here: Rank, world: int) -> None:
+    """What a capture takes is loaded beside serial calls only where windows need not grow."""
+    taken, loads, load = auto.choice, list[int](), process_gpu.GpuProcessRuntime.load
+
+    def counted(self: Any, problem: Any, schedule: Any, arrays: Any) -> None:
+        loads.append(problem.m)
+        load(self, problem, schedule, arrays)
+
+    def choice(problem: Any, runtime: Any, device: Any, when: Any = None, *rest: Any) -> Any:
+        name = "shard_p2p" if (when or auto.regime()) == "captured" else "serial"
+        schedule = Schedule.named(name).resolve(runtime.world, runtime.machine)
+        return replace(taken(problem, runtime, device, when, *rest), schedule=schedule)
+
+    def total(rows: int, schedule: str = "auto") -> None:
+        close(call(rows, schedule), torch.full((rows, 5), 5.0 * world).double(), f"{rows} rows")
+
+    def call(rows: int, schedule: str = "auto") -> Tensor:
+        return ficco.matmul_all_reduce(torch.ones(rows, 5), torch.ones(5, 5), schedule=schedule)
+
+    auto.choice, process_gpu.GpuProcessRuntime.load = choice, counted  # type: ignore[assignment]
+    try:
+        ficco.prepare(machine="cuda", timeout_s=3.0)
+        for rows in (8, 8, 8):
+            total(rows)
+        assert not loads, loads  # new windows have no room for copies
+        total(16, "shard_p2p")  # the windows grow
+        large = ficco.window_bytes() // (4 * 5 * 2 * world) + 1
+        for rows in (12, 12, 12, large, large, large):
+            total(rows)
+        assert loads == [12], loads
+        found: list[Tensor] = []
+        graph = here.capture(lambda: found.append(call(12)))
+        here.replay(graph)
+        close(found[0], torch.full((12, 5), 5.0 * world).double(), "captured")
+        runtime = groups.gpu_runtime(None, torch.device("cuda", here.rank))
+        assert runtime is not None and runtime._captured, "the capture ran torch.distributed"
+        ficco.close()
+    finally:
+        auto.choice = taken
+        process_gpu.GpuProcessRuntime.load = load  # type: ignore[method-assign]
 
 
 def made_ready(here: Rank, world: int) -> None:

@@ -40,9 +40,9 @@ class Shortly:
         self.made = 0
         self._again = again = process_gpu.GpuProcessRuntime.run_prepared
 
-        def counted(*args: Any) -> bool:
+        def counted(*args: Any) -> Any:
             made = again(*args)
-            self.made += made
+            self.made += made is not None
             return made
 
         process_gpu.GpuProcessRuntime.run_prepared = counted  # type: ignore[method-assign]
@@ -345,12 +345,16 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
 
     # Of these calls the engine sees no tensors.
     def run_prepared_and_wait(
-        self: Any, prepared: Any, addresses: Any, stream: int, ys: Any, *rest: Any
-    ) -> bool:
-        for y in ys:
-            here.compute.place(y)
-        made: bool = run_prepared(self, prepared, addresses, stream, ys, *rest)
-        if made:
+        self: Any, prepared: Any, inputs: Any, results: Any, *rest: Any
+    ) -> Any:
+        def placed_results() -> Any:
+            ys, matrices = results()
+            for y in ys:
+                here.compute.place(y)
+            return ys, matrices
+
+        made = run_prepared(self, prepared, inputs, placed_results, *rest)
+        if made is not None:
             settle()
         return made
 

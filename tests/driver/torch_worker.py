@@ -27,7 +27,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
 import gradient_worker  # noqa: E402
 import values_worker  # noqa: E402
-from loaded_for_captures import made_ready, nothing_to_multiply, plain_made_ready  # noqa: E402
+from leading_products import product_before_launch  # noqa: E402
+from loaded_for_captures import (  # noqa: E402
+    made_ready,
+    nothing_to_multiply,
+    plain_made_ready,
+    room_is_used,
+)
 from random_calls import random_calls  # noqa: E402
 from torch_failures import (  # noqa: E402
     diverging,
@@ -107,26 +113,6 @@ class _Hits:
         return self.found[-1]
 
 
-def _made_before_again(rank: int, world: int) -> None:
-    """Two shots of more rows than a launch multiplies: the library's product comes before it."""
-    if world == 1:
-        return
-    rows, k, n = 70, 4, 6
-    for biased in (False, True):
-        with Shortly() as shortly:
-            for turn in range(8):
-                x, w = draw(90 + turn + rank, rows, k), draw(60 + turn + rank, k, n)
-                bias = draw(3, n) if biased else None
-                y = ficco.matmul_all_reduce(x, w, bias=bias, schedule="two_shot_sm")
-                want = torch.zeros(rows, n, dtype=torch.float64)
-                for r in range(world):
-                    want += (
-                        draw(90 + turn + r, rows, k).double() @ draw(60 + turn + r, k, n).double()
-                    )
-                close(y, want if bias is None else want + bias.double(), f"turn {turn} {biased}")
-        assert shortly.made >= 4, f"{shortly.made} of 8 calls were prepared"
-
-
 def calls_again(here: Rank, world: int) -> None:
     """The same call with other tensors, laid out in every way, is right, and find."""
     hits, rank = _Hits(), here.rank
@@ -160,7 +146,7 @@ def calls_again(here: Rank, world: int) -> None:
         assert shortly == wanted or schedule == "auto", f"{schedule}: {shortly}"
         gather(9, 0, schedule, draw(50 + rank, 5, 4).requires_grad_(), None, turned=False)
         gather(10, 0, schedule, draw(50 + rank, 5, 3), None, turned=False)
-    _made_before_again(rank, world)
+    product_before_launch(rank, world)
 
     # Of as many numbers, but not the same call.
     flat, cube = draw(rank, 6, 4), draw(rank, 3, 2, 4)
@@ -445,7 +431,7 @@ def without_signals(here: Rank, world: int) -> None:
 
 
 _ALL = (
-    functions, gradients, calls_again, models, captures, made_ready, plain_made_ready,
+    functions, gradients, calls_again, models, captures, made_ready, room_is_used, plain_made_ready,
     nothing_to_multiply, diverging, failures, refused_by_driver, one_sided, slow_to_load,
     at_random, left_open, without_signals, lying_otherwise,
 )  # fmt: skip

@@ -117,7 +117,7 @@ class Group:
         if self._joined:
             return
         left = START_S - (time.monotonic() - self._begun)
-        wrong = self._answered("to join the group", max(left, 1.0), ends=False)
+        wrong = self._answered("to join the group", max(left, 1.0), False, [0] * self.world)
         assert not wrong, wrong
         self._joined = True
 
@@ -129,18 +129,21 @@ class Group:
         except AssertionError as error:
             return Ran(str(error), time.monotonic() - begin)
         begin = time.monotonic()
+        said = [path.stat().st_size for path in self._logs]  # before a rank can say more
         order = json.dumps({"scenario": check.scenario, "words": dict(words)}) + "\n"
         for rank in self._ranks:
             with contextlib.suppress(BrokenPipeError):  # a rank that died is seen below
                 assert rank.stdin is not None
                 rank.stdin.write(order.encode())
                 rank.stdin.flush()
-        wrong = self._answered(f"check {check.id}", limit_s, check.ends)
+        wrong = self._answered(f"check {check.id}", limit_s, check.ends, said)
         return Ran(wrong, time.monotonic() - begin)
 
-    def _answered(self, what: str, limit_s: float, ends: bool) -> str:
-        """Return what is wrong with the answers of all ranks, or nothing."""
-        before = [path.stat().st_size if self._joined else 0 for path in self._logs]
+    def _answered(self, what: str, limit_s: float, ends: bool, before: Sequence[int]) -> str:
+        """Return what is wrong with the answers of all ranks, or nothing.
+
+        before: bytes that each rank had said before it was asked.
+        """
         deadline, wrong = time.monotonic() + limit_s, dict[int, str]()
         waiting = set(range(self.world))
         with selectors.DefaultSelector() as selector:

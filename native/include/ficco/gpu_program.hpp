@@ -69,10 +69,9 @@ class GpuProgram {
     // has reported a failure to the watchdog; or if the stream is being captured.
     bool call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                        std::span<const std::int64_t> pitches);
-    // The two parts of call_prepared, for work that the caller enqueues between them.
-    bool start_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
-                        std::span<const std::int64_t> pitches);
-    void submit_all();
+    // For work that the caller enqueues before call_prepared: puts the stream behind the last call.
+    // Returns false where call_prepared would for any matrices.
+    bool follow(GpuStream stream);
 
     // Begins a call on the caller's stream. A traced call records times of every row, unless it is
     // captured into a graph. There is one address and pitch per slot; those of windows are ignored.
@@ -105,8 +104,8 @@ class GpuProgram {
     bool has_all_launches() const;
     void begin(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                std::span<const std::int64_t> pitches);
-    bool can_call_prepared(GpuStream stream, std::span<const std::uint64_t> addresses,
-                           std::span<const std::int64_t> pitches) const;
+    bool is_prepared(GpuStream stream) const;
+    void submit_all();
     bool expects() const;  // whether the kernel after the last segment expects words
     void record_step(int step);
     void record_time(int step, bool ended);

@@ -45,6 +45,7 @@ std::shared_ptr<Object> make(Arguments&&... arguments) {
 inline void* stream_at(std::uintptr_t handle) { return reinterpret_cast<void*>(handle); }
 
 void bind_gpu(nb::module_& module);
+void bind_tensors(nb::module_& module);
 void bind_driver_calls(nb::module_& module);  // this and the next after bind_gpu
 void bind_hip(nb::module_& module);
 void bind_simulation(nb::module_& module);

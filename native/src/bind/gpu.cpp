@@ -189,14 +189,11 @@ void bind_gpu(nb::module_& module) {
             },
             "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
         .def(
-            "start_prepared",
-            [](GpuProgram& program, int copy, std::uintptr_t stream,
-               const std::vector<std::uint64_t>& addresses,
-               const std::vector<std::int64_t>& pitches) {
-                return program.start_prepared(copy, stream_at(stream), addresses, pitches);
+            "follow",
+            [](GpuProgram& program, std::uintptr_t stream) {
+                return program.follow(stream_at(stream));
             },
-            "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
-        .def("submit_all", &GpuProgram::submit_all, WithoutGil())
+            "stream"_a, WithoutGil())
         .def(
             "start",
             [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,

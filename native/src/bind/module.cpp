@@ -190,6 +190,7 @@ NB_MODULE(_native, module) {
     bind_group(module);
     bind_program(module);
     bind_shared(module);
+    ficco::bind::bind_tensors(module);
     ficco::bind::bind_gpu(module);
     ficco::bind::bind_driver_calls(module);
     ficco::bind::bind_hip(module);

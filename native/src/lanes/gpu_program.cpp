@@ -50,32 +50,28 @@ void GpuProgram::call(int copy, GpuStream stream, bool traced,
     submit_all();
 }
 
-bool GpuProgram::can_call_prepared(GpuStream stream, std::span<const std::uint64_t> addresses,
-                                   std::span<const std::int64_t> pitches) const {
-    if (rank_->group().failed() || rank_->watch().missed() != 0 || !has_all_launches() ||
-        !fits(addresses, pitches)) {
+bool GpuProgram::is_prepared(GpuStream stream) const {
+    if (rank_->group().failed() || rank_->watch().missed() != 0 || !has_all_launches()) {
         return false;
     }
-    const Gpu::Current current(rank_->gpu());
     return !rank_->gpu().capturing(stream);
 }
 
-bool GpuProgram::start_prepared(int copy, GpuStream stream,
-                                std::span<const std::uint64_t> addresses,
-                                std::span<const std::int64_t> pitches) {
-    if (!can_call_prepared(stream, addresses, pitches)) return false;
+bool GpuProgram::follow(GpuStream stream) {
     const Gpu::Current current(rank_->gpu());
-    begin(copy, stream, addresses, pitches);
-    capturing_ = traced_ = false;
+    if (!is_prepared(stream)) return false;
     rank_->after_last_call(stream);
-    fork();
     return true;
 }
 
 bool GpuProgram::call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                                std::span<const std::int64_t> pitches) {
-    if (!start_prepared(copy, stream, addresses, pitches)) return false;
     const Gpu::Current current(rank_->gpu());
+    if (!is_prepared(stream) || !fits(addresses, pitches)) return false;
+    begin(copy, stream, addresses, pitches);
+    capturing_ = traced_ = false;
+    rank_->after_last_call(stream);
+    fork();
     submit_all();
     return true;
 }

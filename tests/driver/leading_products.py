@@ -1,0 +1,63 @@
+"""Repeated calls whose product a library makes before the launch, on tensors of a driver double."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch_on_double import Shortly
+from values_worker import close, draw
+
+import ficco
+from ficco.engines.prepared import PreparedCall
+from ficco.modules import call_cache
+
+__all__ = ["product_before_launch"]
+
+
+class _Order:
+    """Records whether a prepared call multiplies before its results are allocated."""
+
+    def __enter__(self) -> list[str]:
+        self._were = PreparedCall.lead, call_cache.CachedCall._results
+        self.order: list[str] = []
+        names = ("product", "results")
+        PreparedCall.lead, call_cache.CachedCall._results = (  # type: ignore[method-assign]
+            self._noted(name, was) for name, was in zip(names, self._were, strict=True)
+        )
+        return self.order
+
+    def _noted(self, name: str, was: Any) -> Any:
+        def noted(*args: Any) -> Any:
+            self.order.append(name)
+            return was(*args)
+
+        return noted
+
+    def __exit__(self, *_: object) -> None:
+        PreparedCall.lead, call_cache.CachedCall._results = (  # type: ignore[method-assign]
+            self._were
+        )
+
+
+def product_before_launch(rank: int, world: int) -> None:
+    """The library's product comes before the launch, and before results if it is none of them."""
+    if world == 1:
+        return
+    rows, k, n = 70, 4, 6  # more rows than a launch of two shots multiplies
+    ways = ("two_shot_sm", False), ("two_shot_sm", True), ("one_shot_pull", False)
+    for schedule, biased in ways:
+        with Shortly() as shortly, _Order() as order:
+            for turn in range(8):
+                x, w = draw(90 + turn + rank, rows, k), draw(60 + turn + rank, k, n)
+                bias = draw(3, n) if biased else None
+                y = ficco.matmul_all_reduce(x, w, bias=bias, schedule=schedule)
+                want = torch.zeros(rows, n, dtype=torch.float64)
+                for r in range(world):
+                    want += (
+                        draw(90 + turn + r, rows, k).double() @ draw(60 + turn + r, k, n).double()
+                    )
+                close(y, want if bias is None else want + bias.double(), f"turn {turn} {biased}")
+        assert shortly.made >= 4, f"{shortly.made} of 8 calls were prepared"
+        last = ["product", "results"] if schedule == "one_shot_pull" else ["results", "product"]
+        assert order[-2:] == last, (schedule, order)
