@@ -869,9 +869,11 @@ class GpuProgram:
         """
 
     def call_prepared(
-        self, copy: int, stream: int, addresses: list[int], pitches: list[int]
+        self, copy: int, stream: int, addresses: list[int], pitches: list[int], followed: bool
     ) -> bool:
         """Make an untraced call like `call`, if no slow path is needed.
+
+        followed: `follow` has put the stream behind the last call already.
 
         Returns False and enqueues nothing if a segment has no launches, or launches that do not fit
         the matrices; if the group has failed, or a kernel has reported a failure; or if the stream

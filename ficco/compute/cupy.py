@@ -7,7 +7,7 @@ called through CuPy's binding, on CuPy's streams and memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -129,6 +129,15 @@ class CupyCompute:
             yield
         finally:
             cublas.setMathMode(handle, before)
+
+    def product(self, dtype: str) -> Callable[[Any, Any, Any], object]:
+        """See `DeviceCompute.product`."""
+
+        def product(a: Any, b: Any, c: Any) -> None:
+            with self.exact(dtype):
+                self.gemm(a, b, c, False, [])
+
+        return product
 
     # ---- memory
 

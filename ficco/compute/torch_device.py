@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -84,6 +85,26 @@ class TorchDeviceCompute:
         if setting is None or not (values := setting.values())[0]:
             return _NOTHING
         return _Cleared(setting, values)
+
+    def product(self, dtype: str) -> Callable[[Any, Any, Any], object]:
+        """See `DeviceCompute.product`."""
+        setting, mm = REDUCED_PRECISION.get(dtype), torch.mm
+        if setting is None:
+            return lambda a, b, c: mm(a, b, out=c)
+        values, assign = setting.values, setting.assign
+
+        def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+            before = values()
+            if not before[0]:
+                mm(a, b, out=c)
+                return
+            assign(False, *before[1:])
+            try:
+                mm(a, b, out=c)
+            finally:
+                assign(*before)
+
+        return product
 
     def part(
         self, handle: torch.Tensor, row0: int, row1: int, col0: int, col1: int

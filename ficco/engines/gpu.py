@@ -28,7 +28,7 @@ from ficco.engines.prepared import CallSlots, Leader, PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
-from ficco.program import Copy, Gated, OneKernel, Program
+from ficco.program import Copy, Gated, OneKernel, Program, operands_of
 from ficco.timeline import Span
 
 __all__ = ["BoundProgram"]
@@ -259,19 +259,24 @@ class BoundProgram:
 
         names: of the call's matrices, in the order of their addresses.
         """
-        handles, compute, dtype = self._handles, self._compute, self._dtype
+        handles = self._handles
         windows = [tuple(of_copy.values()) for of_copy in handles]
         missing = (None,) * len(names)  # results that are not allocated yet
         places = {(name, 0): i for i, name in enumerate(names)}
         places |= {key: len(names) + i for i, key in enumerate(handles[0])}
         works = [entry.launch.work for entry in self._leading]
-        calls = [whole_product(work, lambda r: places[r.buffer, r.copy]) for work in works]
+        calls = [
+            whole_product(
+                work, lambda r: places[r.buffer, r.copy], self._compute, self._dtype,
+                all(self._buffers[r.buffer].dtype == self._dtype for r in operands_of(work)),
+            )
+            for work in works
+        ]  # fmt: skip
 
         def enqueue(matrices: Sequence[Any], copy: int) -> None:
             every = (*matrices, *missing[len(matrices) :], *windows[copy])
-            with compute.exact(dtype):
-                for call in calls:
-                    call(compute, every)
+            for call in calls:
+                call(every)
 
         stored = [self._buffers[target_of(work).buffer] for work in works]
         return Leader(enqueue, any(buffer.role == "output" for buffer in stored))

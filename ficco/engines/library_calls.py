@@ -58,29 +58,38 @@ def target_of(work: Work) -> Region:
 
 
 def whole_product(
-    work: Work, place: Callable[[Region], int]
-) -> Callable[[DeviceCompute, Sequence[Any]], None]:
-    """Return a function that enqueues a product of a call's whole matrices, or zeros.
+    work: Work, place: Callable[[Region], int], compute: DeviceCompute, dtype: str, alike: bool
+) -> Callable[[Sequence[Any]], object]:
+    """Return a function that enqueues a product of a call's whole matrices, or zeros, exactly.
 
     A repeated call takes less host time by it than by the function that `call_of` returns.
 
     Args:
         work: of a launch before a call that is one kernel.
         place: returns the place of a region's buffer among the matrices.
+        compute: the library of the matrices.
+        dtype: of the call's results.
+        alike: whether operands and the product have this dtype.
 
     Raises:
         EngineError: the work is neither.
     """
     target = place(target_of(work))
     if not isinstance(work, Gemm):
-        return lambda compute, matrices: compute.reduce([], matrices[target])
+        return lambda matrices: compute.reduce([], matrices[target])
     a, b, accumulate = place(work.a), place(work.b), work.accumulate
     terms, turned = [place(region) for region in work.add], work.transpose_b
+    if alike and not accumulate and not terms:
+        multiply = compute.product(dtype)
+        if turned:
+            return lambda matrices: multiply(matrices[a], matrices[b].T, matrices[target])
+        return lambda matrices: multiply(matrices[a], matrices[b], matrices[target])
 
-    def call(compute: DeviceCompute, matrices: Sequence[Any]) -> None:
+    def call(matrices: Sequence[Any]) -> None:
         add = [matrices[term] for term in terms]
         right = matrices[b].T if turned else matrices[b]
-        compute.gemm(matrices[a], right, matrices[target], accumulate, add)
+        with compute.exact(dtype):
+            compute.gemm(matrices[a], right, matrices[target], accumulate, add)
 
     return call
 

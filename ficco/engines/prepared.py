@@ -153,14 +153,16 @@ class PreparedCall:
         for slot, address in zip(self._slots, addresses, strict=True):
             if slot >= 0:
                 by_slot[slot] = address
-        for (slot, size), length in zip(self._rows, lengths, strict=True):
-            self._pitches[slot] = length * size  # that of indices says where the last bag ends
+        if self._rows:
+            for (slot, size), length in zip(self._rows, lengths, strict=True):
+                self._pitches[slot] = length * size  # that of indices says where the last bag ends
         workspaces = []  # kept until the call is enqueued; stream order protects them afterwards
         for buffer, slot in self._workspaces:
             workspaces.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
             by_slot[slot] = self._compute.place(workspaces[-1])[0]
         try:
-            return bool(self._program.call_prepared(copy, stream, by_slot, self._pitches))
+            followed = self.leader is not None
+            return bool(self._program.call_prepared(copy, stream, by_slot, self._pitches, followed))
         except BaseException:
             self._program.abandon()
             raise

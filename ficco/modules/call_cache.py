@@ -59,7 +59,7 @@ def _new_reader() -> _native.TensorReader | None:
     """Return what reads the facts of tensors in native code; None: this PyTorch is too old."""
     try:
         return _native.TensorReader(Tensor, torch.nn.Parameter)
-    except (AttributeError, RuntimeError) as error:
+    except (AttributeError, RuntimeError, ValueError) as error:
         groups.log.info("keys of calls are made of attributes of tensors: %s", error)
         return None
 
@@ -143,7 +143,9 @@ class CachedCall:
             tensors_do = self._flat or prepared.leader is None
             inputs = tensors if tensors_do else tuple(self._matrices(tensors).values())
             stream = current_stream(self._device)
-            lengths = [tensors[place].shape[0] for place in self._lengths]
+            lengths: Sequence[int] = ()
+            if self._lengths:
+                lengths = [tensors[place].shape[0] for place in self._lengths]
             results = partial(self._results, tensors[0])
             made = self._runtime.run_prepared(prepared, inputs, results, stream, lengths)
             if made is not None:

@@ -1,6 +1,6 @@
 """Runs one kernel on odd shapes in every dtype and holds it against float64.
 
-TRITON_INTERPRET=1 python sums_and_products_worker.py summing|products
+TRITON_INTERPRET=1 python sums_and_products_worker.py summing|products|exactly
 """
 
 from __future__ import annotations
@@ -67,8 +67,44 @@ def products() -> None:
                 assert whole[rows:].isnan().all() and whole[:, cols:].isnan().all()
 
 
+def exactly() -> None:
+    """Products of repeated calls do not sum in 16 bits, and leave the user's setting as it was."""
+    setting, seen = torch.backends.cuda.matmul, list[bool]()
+    names = {
+        "float16": "allow_fp16_reduced_precision_reduction",
+        "bfloat16": "allow_bf16_reduced_precision_reduction",
+    }
+    multiply = torch.mm
+
+    def noted(a, b, *, out):
+        if out.shape[0] == 2:
+            raise RuntimeError("refused")
+        seen.extend(bool(getattr(setting, name)) for name in names.values())
+        return multiply(a, b, out=out)
+
+    torch.mm = noted
+    compute = TorchDeviceCompute()
+    for dtype in ("float32", *names):
+        product, kind = compute.product(dtype), getattr(torch, dtype)
+        a, b, c = (torch.ones(3, 3, dtype=kind) for _ in range(3))
+        for allowed in (True, False):
+            for name in names.values():
+                setattr(setting, name, allowed)
+            seen.clear()
+            product(a, b, c)
+            assert (c == 3).all()
+            wanted = [allowed and other != dtype for other in names]
+            assert seen == wanted, (dtype, allowed, seen)
+            try:
+                product(a[:2], b, c[:2])
+            except RuntimeError as error:
+                assert str(error) == "refused"
+            left = [bool(getattr(setting, name)) for name in names.values()]
+            assert left == [allowed, allowed], (dtype, left)
+
+
 if __name__ == "__main__":
     torch.manual_seed(1)
     make_ready()
-    {"summing": summing, "products": products}[sys.argv[1]]()
+    {"summing": summing, "products": products, "exactly": exactly}[sys.argv[1]]()
     print("right")

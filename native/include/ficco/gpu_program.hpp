@@ -66,9 +66,10 @@ class GpuProgram {
               std::span<const std::int64_t> pitches);
     // The same without times, if no slow path is needed. Returns false and enqueues nothing if a
     // segment has no launches or they do not fit the matrices; if the group has failed, or a kernel
-    // has reported a failure to the watchdog; or if the stream is being captured.
+    // has reported a failure to the watchdog; or if the stream is being captured. `followed`: the
+    // stream is behind the last call already.
     bool call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
-                       std::span<const std::int64_t> pitches);
+                       std::span<const std::int64_t> pitches, bool followed = false);
     // For work that the caller enqueues before call_prepared: puts the stream behind the last call.
     // Returns false where call_prepared would for any matrices.
     bool follow(GpuStream stream);

@@ -184,10 +184,10 @@ void bind_gpu(nb::module_& module) {
             "call_prepared",
             [](GpuProgram& program, int copy, std::uintptr_t stream,
                const std::vector<std::uint64_t>& addresses,
-               const std::vector<std::int64_t>& pitches) {
-                return program.call_prepared(copy, stream_at(stream), addresses, pitches);
+               const std::vector<std::int64_t>& pitches, bool followed) {
+                return program.call_prepared(copy, stream_at(stream), addresses, pitches, followed);
             },
-            "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, WithoutGil())
+            "copy"_a, "stream"_a, "addresses"_a, "pitches"_a, "followed"_a, WithoutGil())
         .def(
             "follow",
             [](GpuProgram& program, std::uintptr_t stream) {

@@ -1,4 +1,5 @@
-// Facts of PyTorch's tensors, read by DLPack's C exchange API. ficco/_native.pyi documents each call.
+// Facts of PyTorch's tensors, read by DLPack's C exchange API. ficco/_native.pyi documents each
+// call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -39,7 +40,8 @@ const ExchangeApi* api_of(nb::handle tensor_type) {
     const auto* api = static_cast<const ExchangeApi*>(pointer);
     if (api->major != kMajor || api->read == nullptr) {
         throw std::runtime_error("DLPack " + std::to_string(api->major) + "." +
-                                 std::to_string(api->minor) + " has no call that describes tensors");
+                                 std::to_string(api->minor) +
+                                 " has no call that describes tensors");
     }
     return api;
 }

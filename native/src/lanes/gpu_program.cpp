@@ -65,12 +65,12 @@ bool GpuProgram::follow(GpuStream stream) {
 }
 
 bool GpuProgram::call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
-                               std::span<const std::int64_t> pitches) {
+                               std::span<const std::int64_t> pitches, bool followed) {
     const Gpu::Current current(rank_->gpu());
     if (!is_prepared(stream) || !fits(addresses, pitches)) return false;
     begin(copy, stream, addresses, pitches);
     capturing_ = traced_ = false;
-    rank_->after_last_call(stream);
+    if (!followed) rank_->after_last_call(stream);
     fork();
     submit_all();
     return true;
