@@ -4,7 +4,7 @@ Before the launch, a GEMM has stored this rank's products in the rank's window. 
 the items: blocks of the result or, with two shots, chunks of the rows that this rank sums. The
 first program, the door, also begins the handshake, and the last one to end finishes it:
 
-    door      wait for free, clear it; raise entered at the peers
+    door      wait for free; raise entered at the peers; clear free
     program   wait for entered of all peers
               read all ranks' products of its items, add them up, store y
               two shots: also store the sums in the window, and signal each chunk
@@ -28,8 +28,8 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import PULL
-from ficco.kernels.one_kernel_handshake import leave, tell
-from ficco.kernels.signal_sets import await_words, raise_words
+from ficco.kernels.one_kernel_handshake import tell
+from ficco.kernels.signal_sets import await_words, find_words, raise_found_words, raise_words
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.tables import GATES
 
@@ -39,7 +39,8 @@ _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 _ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
 _FREE = tl.constexpr(signal_place(Signal(0, "free", 0)))
 _GATES = tl.constexpr(GATES)
-_FAILED = tl.constexpr(0)  # gate: 1 if a wait for `free` or `entered` has given up
+_ENDED = tl.constexpr(0)  # gate: programs that ended, and _GAVE_UP for each that gave up
+_GAVE_UP = tl.constexpr(1 << 16)  # more than all programs
 
 
 @triton.jit
@@ -93,6 +94,10 @@ def _add_up(  # noqa: PLR0913 - a kernel's arguments are its interface
     bias,
     y,
     places,
+    products_at,
+    own_sums,
+    own_row,
+    own_rows,
     items,
     m,
     n,
@@ -109,14 +114,11 @@ def _add_up(  # noqa: PLR0913 - a kernel's arguments are its interface
     BYTES: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Sum this program's items over all ranks; with two shots, store the sums for peers, too."""
-    products_at = ()  # type: Any
-    for source in tl.static_range(WORLD):
-        products_at = products_at + (tl.load(places + WORLD + source),)  # noqa: RUF005 - Triton's way
-    own_sums = tl.load(places + 2 * WORLD + rank)
-    first = places + 3 * WORLD
-    own_row = tl.load(first + rank)
-    own_rows = tl.load(first + rank + 1) - own_row
+    """Sum this program's items over all ranks; with two shots, store the sums for peers, too.
+
+    products_at: address of each rank's products; own_sums: of this rank's sums; own_row, own_rows:
+    this rank's first row, and its number of rows.
+    """
     i = tl.arange(0, SIZE)
     past = items
     if TWICE:
@@ -206,6 +208,7 @@ def _collect(  # noqa: PLR0913
 
 @triton.jit
 def _release(  # noqa: PLR0913
+    found,
     places,
     words,
     gates,
@@ -227,7 +230,7 @@ def _release(  # noqa: PLR0913
     """
     everyone = tl.arange(0, 64)
     of_peers = ((peers >> everyone) & 1) != 0
-    raise_words(places, rank * _CHUNKS + read, peers, 1, WORLD, ON_GPU)
+    raise_found_words(found, places, rank * _CHUNKS + read, peers, 1, WORLD, ON_GPU)
     tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers)
     if TWICE:
         chunk = tl.arange(0, _CHUNKS)
@@ -239,7 +242,7 @@ def _release(  # noqa: PLR0913
     )
     if done != 0:
         tl.store(words + everyone * _CHUNKS + read, tl.zeros_like(everyone), mask=of_peers)
-        raise_words(places, _FREE + rank, peers, 1, WORLD, ON_GPU)
+        raise_found_words(found, places, _FREE + rank, peers, 1, WORLD, ON_GPU)
     else:
         _tell_missing(words + read, _CHUNKS, peers, 1, read, status)
 
@@ -277,8 +280,7 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
 
     places: int64 [2, copy_places], of both copies of the window: addresses of each rank's words, of
     its products, and of its sums; the first row of each rank's sums, and m.
-    gates: int32: whether a wait has given up, and how many programs ended (`leave`); all 0 before
-    and after.
+    gates: int32: how many programs ended, and how many of them gave up; all 0 before and after.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
     copy: of the window. items: blocks of SIZE elements or, if TWICE, chunks of a rank's rows.
     read: index of the signal that a rank has read all that it reads.
@@ -290,7 +292,16 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     """
     places += copy * copy_places
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
+    # What is read of the table is loaded before the waits, which would delay it.
+    found = find_words(places, peers, ON_GPU)
+    products_at = ()  # type: Any
+    for source in tl.static_range(WORLD):
+        products_at = products_at + (tl.load(places + WORLD + source),)  # noqa: RUF005 - Triton's way
+    own_sums = tl.load(places + 2 * WORLD + rank)
+    own_row = tl.load(places + 3 * WORLD + rank)
+    own_rows = tl.load(places + 3 * WORLD + rank + 1) - own_row
     patience_ns = timeout_ns
+    gave_up = tl.full((), 0, tl.int32)
     if tl.program_id(0) == 0:
         everyone = tl.arange(0, 64)
         of_peers = ((peers >> everyone) & 1) != 0
@@ -298,35 +309,36 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
             words + _FREE, 1, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
         )
         if free != 0:
+            # Peers raise `free` again only after this rank's `read`, so it may be cleared later.
+            raise_found_words(found, places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
             tl.store(words + _FREE + everyone, tl.zeros_like(everyone), mask=of_peers)
-            raise_words(places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
         else:
-            tl.store(gates + _FAILED, 1)
+            gave_up = tl.full((), _GAVE_UP, tl.int32)
             _tell_missing(words + _FREE, 1, peers, 1, _FREE, status)
             patience_ns = tl.zeros_like(patience_ns)
     came = await_words(
         words + _ENTERED, 1, peers, digest, gates, stop, patience_ns, False, WORLD, ON_GPU
     )
     if came == 0:
-        tl.store(gates + _FAILED, 1)
+        gave_up = tl.full((), _GAVE_UP, tl.int32)
         _tell_missing(words + _ENTERED, 1, peers, digest, _ENTERED, status)
         patience_ns = tl.zeros_like(patience_ns)
     _add_up(
-        bias, y, places, items, m, n, rank, peers, came, y_stride,
-        WORLD, TWICE, BIAS, FLAT, SIZE, EDGE, BYTES, ON_GPU,
+        bias, y, places, products_at, own_sums, own_row, own_rows, items, m, n, rank, peers, came,
+        y_stride, WORLD, TWICE, BIAS, FLAT, SIZE, EDGE, BYTES, ON_GPU,
     )  # fmt: skip
     if TWICE:
         _collect(
             y, places, words, stop, status, items, m, n, rank, owners, came, y_stride, patience_ns,
             WORLD, FLAT, SIZE, EDGE, BYTES, ON_GPU,
         )  # fmt: skip
+    tl.debug_barrier()
+    ended = tl.atomic_add(gates + _ENDED, 1 + gave_up, sem="acq_rel", scope="gpu") + 1 + gave_up
     # The last program to end knows that all others have read all that they read.
-    if leave(gates) == tl.num_programs(0) - 1:
-        failed = tl.load(gates + _FAILED, volatile=True)
-        tl.debug_barrier()
-        tl.store(gates + tl.arange(0, _GATES), tl.zeros((_GATES,), tl.int32))
-        if failed == 0:
+    if ended % _GAVE_UP == tl.num_programs(0):
+        if ended < _GAVE_UP:
             _release(
-                places, words, gates, stop, status, items, read, rank, peers, owners, patience_ns,
-                WORLD, TWICE, ON_GPU,
+                found, places, words, gates, stop, status, items, read, rank, peers, owners,
+                patience_ns, WORLD, TWICE, ON_GPU,
             )  # fmt: skip
+        tl.store(gates + tl.arange(0, _GATES), tl.zeros((_GATES,), tl.int32))

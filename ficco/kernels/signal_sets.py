@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["await_all_words", "await_words", "raise_words"]
+__all__ = ["await_all_words", "await_words", "find_words", "raise_found_words", "raise_words"]
 
 # $0 = 1 if all words arrived; $1, $2 = address of the first word, bytes to the next; $3 = set of
 # ranks; $4 = value; $5 = address of the gate, or 0; $6 = the stop word; $7 = timeout in ns. The
@@ -125,9 +125,39 @@ _RAISE = """{
     mov.u32 $0, 0;
 }"""
 
+# The two parts of it. $0 = address of the words of this thread's rank, or 0; $1 = address of the
+# ranks' addresses; $2 = set of ranks.
+_FIND = """{
+    .reg .pred mine;
+    .reg .b32 thread;
+    .reg .b64 at, set;
+    mov.u32 thread, %tid.x;
+    shr.u64 set, $2, thread;
+    and.b64 set, set, 1;
+    setp.ne.u64 mine, set, 0;
+    setp.lt.and.u32 mine, thread, 64, mine;
+    mul.wide.u32 at, thread, 8;
+    add.u64 at, at, $1;
+    mov.u64 $0, 0;
+    @mine ld.global.u64 $0, [at];
+}"""
+
+# $1 = address of the words of this thread's rank, or 0; $2 = byte offset added to it; $3 = value.
+_RAISE_FOUND = """{
+    .reg .pred mine;
+    .reg .b64 at;
+    barrier.sync 0;
+    setp.ne.u64 mine, $1, 0;
+    add.u64 at, $1, $2;
+    @mine st.release.sys.global.u32 [at], $3;
+    mov.u32 $0, 0;
+}"""
+
 _AWAIT_ASM = tl.constexpr(_AWAIT)
 _AWAIT_ALL_ASM = tl.constexpr(_AWAIT_ALL)
 _RAISE_ASM = tl.constexpr(_RAISE)
+_FIND_ASM = tl.constexpr(_FIND)
+_RAISE_FOUND_ASM = tl.constexpr(_RAISE_FOUND)
 
 
 @triton.jit
@@ -281,3 +311,44 @@ def raise_words(
             if ((ranks >> rank) & 1) != 0:
                 word = tl.load(addresses + rank).to(tl.pointer_type(tl.int32)) + place
                 tl.atomic_xchg(word, value, sem="release", scope="sys")
+
+
+@triton.jit
+def find_words(addresses, ranks, ON_GPU: tl.constexpr):  # noqa: N803
+    """Load the addresses of the words of these ranks, for `raise_found_words`.
+
+    The result is a register of each thread, with the address of its own rank: it must only be
+    passed on. A launch that raises words several times loads the addresses once.
+
+    Args:
+        addresses: pointer to int64, address of each rank's words.
+        ranks: int64, a set.
+        ON_GPU: False in the interpreter.
+    """
+    if ON_GPU:
+        found = tl.inline_asm_elementwise(
+            _FIND_ASM, "=l,l,l", [addresses, ranks], dtype=tl.int64, is_pure=False, pack=1
+        )
+    else:
+        found = tl.full((), 0, tl.int64)
+    return found
+
+
+@triton.jit
+def raise_found_words(
+    found,
+    addresses,
+    place,
+    ranks,
+    value,
+    WORLD: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,  # noqa: N803
+):
+    """Set a word at each of these ranks like `raise_words`; `found` is from `find_words`."""
+    if ON_GPU:
+        tl.inline_asm_elementwise(
+            _RAISE_FOUND_ASM, "=r,l,l,r,~{memory}", [found, place.to(tl.int64) * 4, value],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        raise_words(addresses, place, ranks, value, WORLD, ON_GPU)
