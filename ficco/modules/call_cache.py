@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ficco import _native
+from ficco.engines.tensor_facts import reader_of
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
 from ficco.operators.functions import as_matrix, rounded_length
@@ -55,16 +55,7 @@ def _no_prepared_call() -> None:
     return None
 
 
-def _new_reader() -> _native.TensorReader | None:
-    """Return what reads the facts of tensors in native code; None: this PyTorch is too old."""
-    try:
-        return _native.TensorReader(Tensor, torch.nn.Parameter)
-    except (AttributeError, RuntimeError, ValueError) as error:
-        groups.log.info("keys of calls are made of attributes of tensors: %s", error)
-        return None
-
-
-_reader = _new_reader()
+_facts_of = reader_of(Tensor, torch.nn.Parameter)
 
 
 class CachedCall:
@@ -217,8 +208,8 @@ def key_of(
         # The best schedule may differ between regimes.
         when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
         pg = groups.process_group(group)
-        if _reader is not None and not lengths:
-            read = _reader.facts((x, *others))
+        if _facts_of is not None and not lengths:
+            read = _facts_of((x, *others))
             if read is not None:
                 return (op, pg, schedule, when, read, *rest)
         facts: list[Any] = [

@@ -117,7 +117,7 @@ def calls_again(here: Rank, world: int) -> None:
     """The same call with other tensors, laid out in every way, is right, and find."""
     hits, rank = _Hits(), here.rank
     # None: as with a PyTorch that has no C exchange API of DLPack.
-    call_cache._reader = None if world == 3 else call_cache._reader
+    call_cache._facts_of = None if world == 3 else call_cache._facts_of
 
     def gather(
         turn: int, way: int, schedule: Any, w: Tensor, bias: Tensor | None, turned: bool

@@ -1,0 +1,30 @@
+"""Facts of a call's tensors, read by native code, as their Python attributes take microseconds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ficco import _native
+
+__all__ = ["reader_of"]
+
+_log = logging.getLogger("ficco")
+
+
+def reader_of(tensor: type, parameter: type) -> Callable[[tuple[Any, ...]], bytes | None] | None:
+    """Return a function of tensors that returns their facts; see `_native.TensorReader.facts`.
+
+    Args:
+        tensor: the type of tensors; PyTorch's has DLPack's C exchange API since 2.10.
+        parameter: the type of parameters.
+
+    Returns:
+        None if the type has no such API.
+    """
+    try:
+        return _native.TensorReader(tensor, parameter).facts
+    except (AttributeError, RuntimeError, ValueError) as error:
+        _log.info("keys of calls are made of attributes of tensors: %s", error)
+        return None
