@@ -1,8 +1,8 @@
-"""The sources of the compiled kernels, and a digest of them. No Triton.
+"""The sources of the compiled kernels, and digests of them. No Triton.
 
-The digest covers the compiler's input: the code of all modules with device code, without comments,
-docstrings and imports from other modules, and the numbers that the code imports from elsewhere in
-ficco.
+The digest of all covers the compiler's input: the code of all modules with device code, without
+comments, docstrings and imports from other modules, and the numbers that the code imports from
+elsewhere in ficco. The digest of one kernel covers what the kernel's function reaches of it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.problem import MAX_WORLD
 from ficco.tables import GATES, MOVES, VACANT
 
-__all__ = ["MODULES", "digest"]
+__all__ = ["MODULES", "digest", "digest_of"]
 
 MODULES = (
     "declarations", "gated_push_kernel", "gated_sum_kernel", "gated_wait_kernel", "mailbox",
@@ -33,11 +34,64 @@ def digest() -> str:
     """Return a digest of the kernels' sources."""
     hashed = hashlib.sha256()
     for name in MODULES:
-        text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-        hashed.update(f"{name}\n{_code_of(text)}\n".encode())
-    places = [signal_place(Signal(0, kind, 0)) for kind in ("entered", "free")]
-    hashed.update(repr((sorted(SIGNALS.items()), places, MAX_WORLD, GATES, VACANT, MOVES)).encode())
+        hashed.update(f"{name}\n{_code_of(_text_of(name))}\n".encode())
+    hashed.update(_numbers().encode())
     return hashed.hexdigest()
+
+
+def digest_of(module: str, function: str) -> str:
+    """Return a digest of a kernel: its function, and all that this reaches in `MODULES`.
+
+    Args:
+        module: the dotted name of the function's module.
+        function: its name.
+    """
+    return _digest_of({name: _text_of(name) for name in MODULES}, module, function)
+
+
+def _digest_of(texts: Mapping[str, str], module: str, function: str) -> str:
+    defined = {name: _definitions(text) for name, text in texts.items()}
+    start = (module.rpartition(".")[2], function)
+    reached, left = {start: ""}, [start]
+    while left:
+        home, name = left.pop()
+        found = defined[home][name]
+        if isinstance(found, tuple):  # imported from another module
+            uses = [found]
+        else:
+            reached[home, name] = ast.unparse(found)
+            names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
+            uses = [(home, each) for each in names if each in defined[home]]
+        for use in uses:
+            if use not in reached:
+                reached[use] = ""
+                left.append(use)
+    return hashlib.sha256(f"{sorted(reached.items())}{_numbers()}".encode()).hexdigest()
+
+
+def _definitions(text: str) -> dict[str, ast.stmt | tuple[str, str]]:
+    """Return what each name of a module is: a statement, or a module and a name there."""
+    found: dict[str, ast.stmt | tuple[str, str]] = {}
+    for statement in ast.parse(_code_of(text)).body:
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            home = statement.module.rpartition(".")[2]
+            found |= {each.asname or each.name: (home, each.name) for each in statement.names}
+        elif isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            found[statement.name] = statement
+        else:
+            targets = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            found |= {t.id: statement for t in targets if isinstance(t.ctx, ast.Store)}
+    return found
+
+
+def _text_of(module: str) -> str:
+    return Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+
+
+def _numbers() -> str:
+    """Return the numbers that the code imports from elsewhere in ficco."""
+    places = [signal_place(Signal(0, kind, 0)) for kind in ("entered", "free")]
+    return repr((sorted(SIGNALS.items()), places, MAX_WORLD, GATES, VACANT, MOVES))
 
 
 def _is_foreign(statement: ast.stmt) -> bool:

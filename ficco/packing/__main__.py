@@ -1,6 +1,7 @@
 """Build the pack: python -m ficco.packing [CAPABILITY ...] [--work FOLDER] [--processes N] [--amd].
 
-No GPU is needed. It needs the Triton version `building.TRITON` and about 3 core-seconds a kernel.
+No GPU is needed. It needs the Triton version `building.TRITON` and about 3 core-seconds for each
+kernel whose sources have changed.
 With --amd it builds the code objects for AMD's devices instead, which takes some seconds.
 """
 

@@ -1,7 +1,7 @@
 """Building the files of the pack: every variant of the grid is compiled, in parallel.
 
-Compiled kernels are kept in a work folder by source digest and variant, so that a build after an
-interruption, or with a larger grid, continues from the last one.
+Kernels whose sources have not changed are taken from the present file. Compiled kernels are kept in
+a work folder by source digest and variant, so that a build after an interruption continues.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from ficco.errors import EngineError
 from ficco.kernels import pack, sources
+from ficco.kernels.declarations import KERNELS
 from ficco.kernels.variants import Variant
 from ficco.packing import grid
 
@@ -38,10 +39,12 @@ def compile_all(
     work: Path,
     processes: int,
     say: Callable[[str], None],
+    reuse: bool = False,
 ) -> dict[Variant, Path]:
     """Compile variants in separate processes; return the stem of each one's files.
 
-    The files are the stem with .cubin, .ptx and .json.
+    The files are the stem with .cubin, .ptx and .json. With `reuse`, variants of unchanged kernels
+    are taken from the present file.
 
     Raises:
         EngineError: a process failed; the message names the variant.
@@ -49,6 +52,9 @@ def compile_all(
     folder = work / f"{sources.digest()[:16]}-{TRITON}-sm_{capability}"
     folder.mkdir(parents=True, exist_ok=True)
     places = {variant: folder / variant.key for variant in wanted}
+    if reuse:
+        taken = _take_unchanged(capability, places)
+        say(f"sm_{capability}: {taken} kernels are taken from the present file")
     missing = [v for v, stem in places.items() if not stem.with_suffix(".json").exists()]
     say(f"sm_{capability}: {len(wanted)} kernels, {len(missing)} to be compiled")
     running: list[subprocess.Popen[bytes]] = []
@@ -78,6 +84,34 @@ def compile_all(
     return places
 
 
+def _take_unchanged(capability: int, places: dict[Variant, Path]) -> int:
+    """Write the files of variants of unchanged kernels from the present file; return how many."""
+    if capability not in pack.capabilities():
+        return 0
+    old, taken = pack.opened(capability), 0
+    before = old.manifest.get("kernel_sources", {}) if old.manifest["triton"] == TRITON else {}
+    now = _kernel_sources()
+    with pack.keeping_blocks():
+        for variant, stem in places.items():
+            found = old.find(variant)
+            same = before.get(variant.kernel) == now[variant.kernel]
+            if found is None or not same or stem.with_suffix(".json").exists():
+                continue
+            record = dict(old.manifest["kernels"][variant.key])
+            for name in ("variant", "cubin", "ptx"):
+                del record[name]
+            stem.with_suffix(".cubin").write_bytes(found.cubin)
+            stem.with_suffix(".ptx").write_text(old.ptx(variant) or "")
+            stem.with_suffix(".json").write_text(json.dumps(record))
+            taken += 1
+    return taken
+
+
+def _kernel_sources() -> dict[str, str]:
+    """Return the digest of each kernel's sources, by its name."""
+    return {name: sources.digest_of(each.module, name) for name, each in KERNELS.items()}
+
+
 def packed(capability: int, places: dict[Variant, Path]) -> bytes:
     """Return the zip of a compute capability's kernels."""
     kernels: dict[str, Any] = {}
@@ -90,7 +124,7 @@ def packed(capability: int, places: dict[Variant, Path]) -> bytes:
             record[kind] = place
     manifest = {
         "format": pack.FORMAT, "capability": capability, "triton": TRITON,
-        "sources": sources.digest(), "kernels": kernels,
+        "sources": sources.digest(), "kernel_sources": _kernel_sources(), "kernels": kernels,
     }  # fmt: skip
     contents = {"manifest.json": json.dumps(manifest, sort_keys=True, indent=0).encode()}
     return zipped(contents | blocks.finished())
@@ -142,7 +176,7 @@ def write(capability: int, work: Path, processes: int, say: Callable[[str], None
             f"the pack needs Triton {TRITON}, but {triton.__version__} is installed; "
             f"pip install triton=={TRITON}"
         )
-    places = compile_all(grid.variants(capability), capability, work, processes, say)
+    places = compile_all(grid.variants(capability), capability, work, processes, say, reuse=True)
     path = pack.FOLDER / f"sm_{capability}.zip"
     path.parent.mkdir(exist_ok=True)
     content = packed(capability, places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -33,6 +34,7 @@ def test_it_is_made_of_these_sources(capability: int) -> None:
     manifest = pack.opened(capability).manifest
     assert manifest["sources"] == sources.digest(), "make it again: python -m ficco.packing"
     assert manifest["triton"] == building.TRITON and manifest["capability"] == capability
+    assert manifest["kernel_sources"] == building._kernel_sources()
 
 
 def test_its_files_are_small() -> None:
@@ -207,6 +209,57 @@ def test_the_digest_is_of_code_alone() -> None:
     assert sources._code_of(text) == sources._code_of(same)
     assert sources._code_of(text) != sources._code_of(text.replace("return a", "return a + 1"))
     assert sources._code_of(text) != sources._code_of(text.replace('"""Say."""', 'x = "Say."'))
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "kernels"),
+    [
+        ("signal_sets", "st.release.sys.global.u32 [at], $3", {"pulled_all_reduce"}),
+        ("pulled_all_reduce_kernel", "tl.zeros((SIZE,)", {"pulled_all_reduce"}),
+        ("tile_product", "tl.dot(", {"gated_gemm", "pushing_gemm", "summing_gemm"}),
+        (
+            "one_kernel_handshake", "tl.atomic_add(gates + _DONE",
+            {"one_kernel_gather_gemm", "one_kernel_pool"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_change_of_code_changes_the_digests_of_the_kernels_that_reach_it(
+    module: str, code: str, kernels: set[str]
+) -> None:
+    texts = {name: sources._text_of(name) for name in sources.MODULES}
+    assert code in texts[module]
+    other = texts | {module: texts[module].replace(code, f"1 + {code}")}
+    changed = {
+        name for name, each in KERNELS.items()
+        if sources._digest_of(other, each.module, name) != sources.digest_of(each.module, name)
+    }  # fmt: skip
+    assert changed == kernels
+
+
+def test_unchanged_kernels_are_taken_from_the_present_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = grid.variants(90)
+    pushes = [variant for variant in variants if variant.kernel == "pool_tables"][:2]
+    sums = [variant for variant in variants if variant.kernel == "sum_terms"][:2]
+    assert len(pushes) == len(sums) == 2
+    real = sources.digest_of
+
+    def digest_of(module: str, function: str) -> str:
+        return "changed" if function == "sum_terms" else real(module, function)
+
+    monkeypatch.setattr(sources, "digest_of", digest_of)
+    places = {variant: tmp_path / variant.key for variant in (*pushes, *sums)}
+    assert building._take_unchanged(90, places) == 2
+    for variant in pushes:
+        found, stem = pack.opened(90).find(variant), places[variant]
+        assert found is not None and stem.with_suffix(".cubin").read_bytes() == found.cubin
+        assert stem.with_suffix(".ptx").read_text() == pack.opened(90).ptx(variant)
+        record = json.loads(stem.with_suffix(".json").read_text())
+        assert record.items() <= pack.opened(90).manifest["kernels"][variant.key].items()
+        assert "name" in record and not {"variant", "cubin", "ptx"} & record.keys()
+    for variant in sums:
+        assert not places[variant].with_suffix(".json").exists()
 
 
 def test_it_is_not_used_where_it_is_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
