@@ -99,7 +99,7 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
 
     bound = made.bound
     native, run, launches = bound._native, bound.run, bound._launches
-    lead, again = PreparedCall.lead, PreparedCall.run
+    again, leaders = PreparedCall.run, [prepared.leader for prepared in made.prepared]
     watched, inside = TimedNative(native), [0.0]
     found: dict[str, list[float]] = {
         name: [] for name in (*NATIVE, "native", "torch", "around", "public_with_clocks")
@@ -129,20 +129,21 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         found["public_with_clocks"].append(public)
 
     bound._native, bound.run = watched, timed_part(run)
-    PreparedCall.lead = timed_part(lead)  # type: ignore[method-assign]
     PreparedCall.run = timed_part(again)  # type: ignore[method-assign]
     for prepared in made.prepared:
         prepared._program = watched
+        if prepared.leader is not None:
+            enqueue = timed_part(prepared.leader.enqueue)
+            prepared.leader = prepared.leader._replace(enqueue=enqueue)
     if launches is not None:
         launches._program = watched  # it calls `fits` of the program
     try:
         timed(once, clock, after)
     finally:
         bound._native = native
-        PreparedCall.lead = lead  # type: ignore[method-assign]
         PreparedCall.run = again  # type: ignore[method-assign]
-        for prepared in made.prepared:
-            prepared._program = native
+        for prepared, leader in zip(made.prepared, leaders, strict=True):
+            prepared._program, prepared.leader = native, leader
         if launches is not None:
             launches._program = native
         del bound.run

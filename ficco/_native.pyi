@@ -883,9 +883,19 @@ class GpuProgram:
         """
 
     def follow(self, stream: int) -> bool:
-        """Put a stream behind the last call, for work that the caller enqueues first.
+        """Put a stream behind the last call, for work that the caller enqueues before the next one.
 
-        `call_prepared` follows. Returns False where it would for any matrices.
+        Returns False, and enqueues nothing, if `call_prepared` would return False whatever the
+        matrices.
+
+        Raises:
+            GpuError: a driver call failed.
+        """
+
+    def end(self, stream: int) -> None:
+        """Let later calls on any stream wait for what this stream has now.
+
+        For work behind `follow` that no call follows.
 
         Raises:
             GpuError: a driver call failed.
@@ -983,13 +993,15 @@ class TensorReader:
 
     Raises:
         AttributeError: the type has no such API.
-        RuntimeError: the API has another major version.
+        ValueError: the attribute is not the API's capsule.
+        RuntimeError: the API has another major version, or no call that describes tensors.
     """
 
     def __init__(self, tensor: type, parameter: type) -> None: ...
     def facts(self, tensors: tuple[Any, ...]) -> bytes | None:
         """Return dimensions, device, dtype, shape and strides of all tensors, or of None, in order.
 
-        Equal bytes mean equal facts. Returns None if an object is of another type, or is a tensor
-        that has no strides, or is a view that negates its memory.
+        Equal bytes mean equal facts, for elements of whole bytes that are not conjugated. Returns
+        None if an object is of another type, or is a tensor that has no strides, or is a view that
+        negates its memory.
         """

@@ -351,9 +351,9 @@ class DeviceCompute(Protocol):
         """Force GEMMs of a dtype to sum in float32 inside the block."""
 
     def product(self, dtype: str) -> Callable[[Any, Any, Any], object]:
-        """Return a function of a, b, c that enqueues c = a . b, exactly, for a dtype of all three.
+        """Return a function of a, b, c that enqueues c = a . b, for a dtype of all three.
 
-        For calls that repeat: it takes the host less time than `gemm` inside of `exact`.
+        It sums in float32, as `gemm` does inside of `exact`, and takes the host less time.
         """
 
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:

@@ -60,8 +60,9 @@ def target_of(work: Work) -> Region:
 def whole_product(
     work: Work, place: Callable[[Region], int], compute: DeviceCompute, dtype: str, alike: bool
 ) -> Callable[[Sequence[Any]], object]:
-    """Return a function that enqueues a product of a call's whole matrices, or zeros, exactly.
+    """Return a function that enqueues a product of a call's whole matrices, or zeros.
 
+    It sums in float32, as inside of `DeviceCompute.exact`.
     A repeated call takes less host time by it than by the function that `call_of` returns.
 
     Args:

@@ -8,6 +8,7 @@ when windows grow.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -108,30 +109,23 @@ class PreparedCall:
         """Whether the plan now launches kernels for matrices of another layout."""
         return self._launches.state is not self._state
 
-    def lead(self, matrices: Sequence[Any], copy: int, stream: int) -> bool:
-        """Enqueue the library's products of a call, before `run` looks at the addresses.
-
-        The device multiplies while the host prepares the launch.
-
-        Args:
-            matrices: of the call, in the order of the addresses; those of results may be missing if
-                no product is stored in them (`Leader.stores_results`).
-            copy: the window copy of this call.
-            stream: driver handle of the library's current stream.
+    def follow(self, stream: int) -> bool:
+        """Put a stream behind the last call, for the library's products of this call.
 
         Returns:
             False if nothing was enqueued and the call must take the full path.
         """
-        if self.stale or not self._program.follow(stream):
-            return False
-        if self.leader is not None:
-            self.leader.enqueue(matrices, copy)
-        return True
+        return not self.stale and bool(self._program.follow(stream))
+
+    def end(self, stream: int) -> None:
+        """Let later calls wait for products behind which no launch was enqueued."""
+        with contextlib.suppress(RuntimeError):  # the device may be lost
+            self._program.end(stream)
 
     def run(
         self, addresses: Sequence[int], copy: int, stream: int, lengths: Sequence[int] = ()
     ) -> bool:
-        """Enqueue a call on a stream of the current device; `lead` has enqueued its products.
+        """Enqueue a call on a stream of the current device, behind its products.
 
         Args:
             addresses: addresses of the matrices, in the order of the slots.

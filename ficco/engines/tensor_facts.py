@@ -21,7 +21,7 @@ def reader_of(tensor: type, parameter: type) -> Callable[[tuple[Any, ...]], byte
         parameter: the type of parameters.
 
     Returns:
-        None if the type has no such API.
+        None if the type has no such API, or one that cannot be used here.
     """
     try:
         return _native.TensorReader(tensor, parameter).facts

@@ -280,7 +280,8 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
 
     places: int64 [2, copy_places], of both copies of the window: addresses of each rank's words, of
     its products, and of its sums; the first row of each rank's sums, and m.
-    gates: int32: how many programs ended, and how many of them gave up; all 0 before and after.
+    gates: int32: how many programs ended, and how many of them gave up the wait for `free` or
+    `entered`; all 0 before and after.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
     copy: of the window. items: blocks of SIZE elements or, if TWICE, chunks of a rank's rows.
     read: index of the signal that a rank has read all that it reads.

@@ -317,8 +317,9 @@ def raise_words(
 def find_words(addresses, ranks, ON_GPU: tl.constexpr):  # noqa: N803
     """Load the addresses of the words of these ranks, for `raise_found_words`.
 
-    The result is a register of each thread, with the address of its own rank: it must only be
-    passed on. A launch that raises words several times loads the addresses once.
+    Each thread has its own result: thread t has the address of rank t's words, or 0 if the rank is
+    not in the set. A program must only pass it on. A launch that raises words several times loads
+    the addresses once.
 
     Args:
         addresses: pointer to int64, address of each rank's words.

@@ -95,7 +95,7 @@ class _Pulled:
         rank, peers, problem = self.rank, self.peers, self.problem
         whole = self._box(PRODUCTS, 0, problem.m)
         self.steps += self.products.steps("all", [Piece(0, problem.m, 0, problem.n, whole)])
-        self.steps += opened(rank, peers)
+        self.steps += opened(rank, peers, enter_first=True)
         self.steps.append(await_entered(rank, peers, LANE))
         heard: list[Signal] = []
         bounds = row_bounds(self.rows, self.chunks)

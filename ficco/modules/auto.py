@@ -70,8 +70,8 @@ def schedule_for_capture(
     """Return the schedule that `automatic` takes in a capture, if it must be loaded before it.
 
     During a capture windows cannot grow, kernels of ficco and PyTorch cannot be loaded, and handles
-    of libraries cannot be opened. None also if `chosen` needs no windows and the schedule for the
-    capture needs larger ones than there are, or there was no room for them.
+    of libraries cannot be opened. None also if there was no room for the schedule, or if `chosen`
+    needs no windows and the schedule copies through windows that are too small.
     """
     if regime() == "captured":
         return None
@@ -81,8 +81,8 @@ def schedule_for_capture(
         return None if loaded else captured
     if not _lacks(runtime, problem, captured) or runtime.refuses(problem, captured):
         return None
-    grows = chosen.transport == "collective" and not captured.stores
-    if grows and not runtime.has_room(problem, captured):
+    copies = chosen.transport == "collective" and not captured.stores
+    if copies and not runtime.has_room(problem, captured):
         return None
     return captured if _compiled(problem, captured, runtime, device) else None
 

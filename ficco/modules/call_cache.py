@@ -68,11 +68,13 @@ class CachedCall:
             from a tensor.
         shapes: of its results.
         ready: whether the next call needs no further work.
-        changes: `groups.changes()` before the choice; the call is invalid when it changes.
+        since: `groups.changes()` and `runtime.moves` before the choice; the call is invalid when
+            one of them changes. The room in windows decides what is loaded for captures.
         lengths: places of rows whose length may differ from call to call.
 
     Attributes:
-        ready, changes: as above.
+        ready: as above.
+        changes: the first number of `since`.
     """
 
     __slots__ = (
@@ -80,6 +82,7 @@ class CachedCall:
         "_flat",
         "_lengths",
         "_library",
+        "_moves",
         "_prepared",
         "_problem",
         "_runtime",
@@ -99,13 +102,13 @@ class CachedCall:
         takes: Sequence[tuple[str, Callable[[Tensor], Tensor]]],
         shapes: Sequence[tuple[int, ...]],
         ready: bool,
-        changes: int,
+        since: tuple[int, int],
         lengths: Sequence[int] = (),
     ) -> None:
         self._lengths = lengths
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
         self._takes, self._shapes = takes, shapes
-        self.ready, self.changes = ready, changes
+        self.ready, (self.changes, self._moves) = ready, since
         self._library: library_programs.Call | None = None
         if schedule.transport == "collective":
             program = library_programs.program_of(problem, runtime.rank)
@@ -123,6 +126,11 @@ class CachedCall:
         self._prepared: Callable[[], PreparedCall | None] = _no_prepared_call
         self._tries_left = _MAX_TRIES
 
+    @property
+    def moved(self) -> bool:
+        """Whether the windows were made anew since the choice."""
+        return self._moves != self._runtime.moves
+
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
         if self._library is not None:
@@ -137,12 +145,14 @@ class CachedCall:
             lengths: Sequence[int] = ()
             if self._lengths:
                 lengths = [tensors[place].shape[0] for place in self._lengths]
-            results = partial(self._results, tensors[0])
+            # Only products and `execute` need matrices of the results.
+            stored = prepared.leader is not None and prepared.leader.stores_results
+            results = partial(self._results, tensors[0], stored)
             made = self._runtime.run_prepared(prepared, inputs, results, stream, lengths)
             if made is not None:
                 self._tries_left = _MAX_TRIES
                 return made
-        ys, matrices = self._results(tensors[0])
+        ys, matrices = self._results(tensors[0], True)
         arrays = self._matrices(tensors) | {f"y{i}": y for i, y in enumerate(matrices)}
         if here:
             self._runtime.execute(self._problem, self._schedule, arrays)
@@ -157,10 +167,10 @@ class CachedCall:
                 self._tries_left -= 1
         return ys
 
-    def _results(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Allocate the results, and return them and their matrices."""
+    def _results(self, x: Tensor, as_matrices: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Allocate the results; return them, and again, as matrices if asked for."""
         ys = [x.new_empty(*shape) for shape in self._shapes]
-        return ys, ys if self._flat else [as_matrix(y) for y in ys]
+        return ys, [as_matrix(y) for y in ys] if as_matrices and not self._flat else ys
 
     def _prepare(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> PreparedCall | None:
         """Return a prepared call, if the matrices are the tensors' own memory."""
@@ -248,7 +258,7 @@ def find(key: Any) -> CachedCall | None:
     if call is not None and call.changes != groups.changes():
         _cache.clear()
         return None
-    return call if call is not None and call.ready else None
+    return call if call is not None and call.ready and not call.moved else None
 
 
 def keep(key: Any, call: CachedCall) -> None:

@@ -249,9 +249,10 @@ class Call:
     ) -> list[Tensor]:
         """Enqueue the problem on the current stream."""
         runtime = groups.gpu_runtime(self.group, self.device)
-        changes = groups.changes()  # the choice is valid until this number changes
+        changes = groups.changes()  # before the choice
         if runtime is None:  # the reason was logged when the group was opened
             return self._run_plain(problem, tensors)
+        since = changes, runtime.moves
         chosen = self._chosen(problem, named, runtime)
         captured = None
         ready = named is not None or regime() == "captured" or runtime.repeats(problem)
@@ -268,7 +269,7 @@ class Call:
         else:
             ys = self._outputs(problem)
             runtime.execute(problem, chosen, self._arrays(runtime, tensors, ys))
-        self._remember(problem, chosen, runtime, tensors, ready, changes)
+        self._remember(problem, chosen, runtime, tensors, ready, since)
         return ys
 
     def _load(self, problem: Problem, captured: Schedule, runtime: Any, tensors: Any) -> None:
@@ -300,14 +301,14 @@ class Call:
         runtime: Any,
         tensors: Any,
         ready: bool,
-        changes: int,
+        since: tuple[int, int],
     ) -> None:
         if self.key is not None:
             shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
             even = _needs_even(runtime)
             takes = tuple((name, taken_as(name, plainly, even)) for name in tensors)
             call = CachedCall(
-                runtime, problem, chosen, takes, shapes, ready, changes, tuple(self.lengths)
+                runtime, problem, chosen, takes, shapes, ready, since, tuple(self.lengths)
             )
             keep(self.key, call)
 

@@ -100,13 +100,16 @@ class _Steps:
         raised = [Signal(peer, "data", self.rank, index) for peer in targets]
         self.signals(f"sent.{what}", "raise", raised)
 
-    def open(self) -> None:
-        """Append the wait for the peers' windows, and enter."""
+    def open(self, enter_first: bool = False) -> None:
+        """Append the wait for the peers' windows, and enter, before or after the clear."""
         free = [Signal(self.rank, "free", peer) for peer in self.peers]
         self.signals("free", "wait", free)
         self.heard.clear()
+        if enter_first:
+            self.enter()
         self.signals("taken", "clear", free)
-        self.enter()
+        if not enter_first:
+            self.enter()
 
     def enter(self) -> None:
         self.signals("enter", "raise", [Signal(peer, "entered", self.rank) for peer in self.peers])
@@ -313,7 +316,7 @@ class _Pull(_Steps):
     def read(self) -> list[Step]:
         """Return all steps."""
         t, rank = self.table, self.rank
-        self.open()
+        self.open(enter_first=True)
         self.await_entered()
         own = t.rows[rank] if t.twice else t.m
         bounds = row_bounds(own, t.chunks)

@@ -74,6 +74,7 @@ class GpuProcessRuntime(ProcessRuntime):
         device: this rank's device.
         traced: whether calls record times for `timeline`, which has a small cost.
         kernels: the kernels of ficco that all ranks can load; None: not determined yet.
+        moves: how often the windows have been made; equal on all ranks between calls.
         no_overlap: why copies do not overlap with kernels on these GPUs; "" if they do.
 
     Raises: as `ProcessRuntime`, and
@@ -94,6 +95,7 @@ class GpuProcessRuntime(ProcessRuntime):
         except (AssertionError, RuntimeError):  # reported on all ranks by _agree_to_open
             self.device = torch.device("cuda")
         self._places: list[_Place] = []  # the last one is in use
+        self.moves = 0  # how often windows have been made, which all ranks do at the same call
         self._agreed_sizes = WindowBytes()
         self._vendor = vendor()
         self.engine = "cuda" if torch.version.hip is None else "hip"
@@ -178,7 +180,7 @@ class GpuProcessRuntime(ProcessRuntime):
             call.bound.run(arrays, copy, self.traced)
             self._captured = self._captured or call.bound.captured
         except InputError:
-            raise  # raised on all ranks, before anything was enqueued
+            raise  # raised on all ranks, before the call was begun
         except BaseException as error:
             self._fill_nan(call, arrays)
             if not isinstance(error, Exception):
@@ -224,21 +226,22 @@ class GpuProcessRuntime(ProcessRuntime):
     ) -> list[Any] | None:
         """Make a prepared call; return None if it was not made and `execute` must make it.
 
-        The library's products are enqueued first, so the device multiplies while the host allocates
-        results and prepares the launch.
+        The library's products are enqueued first. Where none is stored in a result, the device
+        multiplies while the host allocates the results and prepares the launch.
 
         Args:
             prepared: a prepared call of this runtime.
             inputs: its matrices but for the results, in the order in which `prepared` got them.
-            results: allocates the call's results, and returns them and their matrices. They are
-                filled with NaN if the call fails.
+            results: allocates the call's results, and returns them and what has their addresses;
+                their matrices, if a product is stored in one. If the call fails, these are filled
+                with NaN.
             stream: the current stream of this rank's device, which is the current device.
             lengths: of the rows whose length may differ from call to call.
 
         Returns:
             The results.
 
-        Raises: as `execute`.
+        Raises: as `execute`, and what `results` raises.
         """
         with self._lock:
             places, call = self._places, prepared.call()
@@ -250,20 +253,29 @@ class GpuProcessRuntime(ProcessRuntime):
                 self._check_alive()
             copy, leader = self._calls % 2, prepared.leader
             late = leader is not None and not leader.stores_results
-            ys, matrices = ([], []) if late else results()
+            led = made = False
             try:
-                if leader is not None and not prepared.lead((*inputs, *matrices), copy, stream):
-                    return None
-            except BaseException as error:
-                self._raise_failed(call, matrices, error)
-            if late:
-                ys, matrices = results()
-            addresses = [matrix.data_ptr() for matrix in (*inputs, *matrices)]
-            try:
-                if not prepared.run(addresses, copy, stream, lengths):
-                    return None
-            except BaseException as error:
-                self._raise_failed(call, matrices, error)
+                ys, matrices = ([], []) if late else results()
+                if leader is not None:
+                    led = prepared.follow(stream)
+                    if not led:
+                        return None
+                    try:
+                        leader.enqueue((*inputs, *matrices), copy)
+                    except BaseException as error:
+                        self._raise_failed(call, matrices, error)
+                if late:
+                    ys, matrices = results()
+                addresses = [matrix.data_ptr() for matrix in (*inputs, *matrices)]
+                try:
+                    made = prepared.run(addresses, copy, stream, lengths)
+                except BaseException as error:
+                    self._raise_failed(call, matrices, error)
+            finally:
+                if led and not made:
+                    prepared.end(stream)
+            if not made:
+                return None
             self._calls += 1
             self._last = call
             self._bound.used(call.problem, call.schedule)
@@ -307,7 +319,7 @@ class GpuProcessRuntime(ProcessRuntime):
                 raise
 
     def has_room(self, problem: Problem, schedule: Schedule) -> bool:
-        """Return whether a plan fits the windows as they are, on all ranks."""
+        """Return whether a plan fits the windows as they are; the answer is equal on all ranks."""
         need = self._need(lower_rank(problem, schedule, self.rank))
         return self._sizes.joined(need) == self._sizes
 
@@ -423,6 +435,7 @@ class GpuProcessRuntime(ProcessRuntime):
             old_place.device.forget(old_place.window)
         self._places[len(self._places) - len(old) :] = [place]
         self._captured = False
+        self.moves += 1
         self._bound.clear()
         self._without_room.clear()
         self._calls, self._last = 0, None

@@ -231,6 +231,11 @@ TEST(a_call_is_made_again_where_nothing_needs_a_second_look) {
     const auto waits = gpu.waited.size();
     CHECK(bench.program->follow(kStream));  // work before the call is behind the last call, too
     CHECK_EQ(gpu.waited.size(), waits + 1);
+    CHECK(bench.program->call_prepared(1, kStream, bench.addresses, bench.pitches, true));
+    CHECK_EQ(gpu.waited.size(), waits + 1);  // not a second time
+    gpu.told.clear();
+    bench.program->end(kStream);
+    CHECK(gpu.told == std::vector<std::string>{"record"});  // and without a call behind it
     CHECK(again());
     gpu.told.clear();
     bench.group->fail(0);

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
-from torch_on_double import Shortly
+from torch_on_double import Rank, Shortly
 from values_worker import close, draw
 
 import ficco
 from ficco.engines.prepared import PreparedCall
 from ficco.modules import call_cache
 
-__all__ = ["product_before_launch"]
+__all__ = ["product_before_launch", "product_without_launch"]
 
 
 class _Order:
     """Records whether a prepared call multiplies before its results are allocated."""
 
     def __enter__(self) -> list[str]:
-        self._were = PreparedCall.lead, call_cache.CachedCall._results
+        self._were = PreparedCall.follow, call_cache.CachedCall._results
         self.order: list[str] = []
         names = ("product", "results")
-        PreparedCall.lead, call_cache.CachedCall._results = (  # type: ignore[method-assign]
+        PreparedCall.follow, call_cache.CachedCall._results = (  # type: ignore[method-assign]
             self._noted(name, was) for name, was in zip(names, self._were, strict=True)
         )
         return self.order
@@ -35,7 +36,7 @@ class _Order:
         return noted
 
     def __exit__(self, *_: object) -> None:
-        PreparedCall.lead, call_cache.CachedCall._results = (  # type: ignore[method-assign]
+        PreparedCall.follow, call_cache.CachedCall._results = (  # type: ignore[method-assign]
             self._were
         )
 
@@ -61,3 +62,39 @@ def product_before_launch(rank: int, world: int) -> None:
         assert shortly.made >= 4, f"{shortly.made} of 8 calls were prepared"
         last = ["product", "results"] if schedule == "one_shot_pull" else ["results", "product"]
         assert order[-2:] == last, (schedule, order)
+
+
+def product_without_launch(here: Rank, world: int) -> None:
+    """Memory is full behind a product: a call on another stream comes after the product."""
+    late_s = 0.5
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return ficco.matmul_all_reduce(x, torch.ones(4, 6), schedule="one_shot_pull")
+
+    ficco.prepare(machine="cuda", timeout_s=20.0)
+    want = torch.full((70, 6), 4.0 * world).double()
+    for turn in range(6):
+        close(call(torch.ones(70, 4)), want, f"turn {turn}")
+    if here.rank == 1:
+        here.waits = False
+        here.compute._enqueue("late", lambda: time.sleep(late_s))
+        given, allocate = torch.full((70, 4), 100.0), call_cache.CachedCall._results
+
+        def full(*args: Any) -> Any:
+            call_cache.CachedCall._results = allocate  # type: ignore[method-assign]
+            raise torch.OutOfMemoryError("full")
+
+        call_cache.CachedCall._results = full  # type: ignore[method-assign]
+        try:
+            call(given)
+            raise AssertionError("the results were allocated")
+        except torch.OutOfMemoryError:
+            pass
+        here.stream = here.calls.new_stream()
+        here.compute._thread.stream = here.stream
+        here.compute.streams = {here.rank: here.stream}
+    else:
+        time.sleep(2 * late_s)  # the call's own waits do not put the streams in order
+    y = call(torch.ones(70, 4))
+    here.calls.synchronize(here.stream)
+    close(y, want, "on another stream")

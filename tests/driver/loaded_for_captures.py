@@ -74,11 +74,13 @@ def room_is_used(here: Rank, world: int) -> None:
         schedule = Schedule.named(name).resolve(runtime.world, runtime.machine)
         return replace(taken(problem, runtime, device, when, *rest), schedule=schedule)
 
-    def total(rows: int, schedule: str = "auto") -> None:
-        close(call(rows, schedule), torch.full((rows, 5), 5.0 * world).double(), f"{rows} rows")
+    def total(rows: int, schedule: str = "auto", turned: bool = False) -> None:
+        want = torch.full((rows, 5), 5.0 * world).double()
+        close(call(rows, schedule, turned), want, f"{rows} rows")
 
-    def call(rows: int, schedule: str = "auto") -> Tensor:
-        return ficco.matmul_all_reduce(torch.ones(rows, 5), torch.ones(5, 5), schedule=schedule)
+    def call(rows: int, schedule: str = "auto", turned: bool = False) -> Tensor:
+        x = torch.ones(5, rows).t() if turned else torch.ones(rows, 5)
+        return ficco.matmul_all_reduce(x, torch.ones(5, 5), schedule=schedule)
 
     auto.choice, process_gpu.GpuProcessRuntime.load = choice, counted  # type: ignore[assignment]
     try:
@@ -87,10 +89,12 @@ def room_is_used(here: Rank, world: int) -> None:
             total(rows)
         assert not loads, loads  # new windows have no room for copies
         total(16, "shard_p2p")  # the windows grow
+        total(8, turned=here.rank == 1)  # which only this rank has not seen; all choose again
+        assert loads == [8], loads
         large = ficco.window_bytes() // (4 * 5 * 2 * world) + 1
         for rows in (12, 12, 12, large, large, large):
             total(rows)
-        assert loads == [12], loads
+        assert loads == [8, 12], loads
         found: list[Tensor] = []
         graph = here.capture(lambda: found.append(call(12)))
         here.replay(graph)

@@ -70,9 +70,12 @@ class GpuProgram {
     // stream is behind the last call already.
     bool call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                        std::span<const std::int64_t> pitches, bool followed = false);
-    // For work that the caller enqueues before call_prepared: puts the stream behind the last call.
-    // Returns false where call_prepared would for any matrices.
+    // Puts the stream behind the last call, for work that the caller enqueues before call_prepared.
+    // Returns false, and enqueues nothing, if call_prepared would return false whatever the
+    // matrices.
     bool follow(GpuStream stream);
+    // For such work without a call behind it: later calls on any stream wait for the stream's end.
+    void end(GpuStream stream);
 
     // Begins a call on the caller's stream. A traced call records times of every row, unless it is
     // captured into a graph. There is one address and pitch per slot; those of windows are ignored.

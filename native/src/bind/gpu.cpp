@@ -195,6 +195,10 @@ void bind_gpu(nb::module_& module) {
             },
             "stream"_a, WithoutGil())
         .def(
+            "end",
+            [](GpuProgram& program, std::uintptr_t stream) { program.end(stream_at(stream)); },
+            "stream"_a, WithoutGil())
+        .def(
             "start",
             [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,
                const std::vector<std::uint64_t>& addresses,

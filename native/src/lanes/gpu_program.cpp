@@ -64,6 +64,11 @@ bool GpuProgram::follow(GpuStream stream) {
     return true;
 }
 
+void GpuProgram::end(GpuStream stream) {
+    const Gpu::Current current(rank_->gpu());
+    rank_->ended(stream);
+}
+
 bool GpuProgram::call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                                std::span<const std::int64_t> pitches, bool followed) {
     const Gpu::Current current(rank_->gpu());
