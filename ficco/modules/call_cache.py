@@ -69,7 +69,8 @@ class CachedCall:
         shapes: of its results.
         ready: whether the next call needs no further work.
         since: `groups.changes()` and `runtime.moves` before the choice; the call is invalid when
-            one of them changes. The room in windows decides what is loaded for captures.
+            one of them changes. The room in windows decides what is loaded for captures, so the
+            second is None if the user named the schedule.
         lengths: places of rows whose length may differ from call to call.
 
     Attributes:
@@ -102,7 +103,7 @@ class CachedCall:
         takes: Sequence[tuple[str, Callable[[Tensor], Tensor]]],
         shapes: Sequence[tuple[int, ...]],
         ready: bool,
-        since: tuple[int, int],
+        since: tuple[int, int | None],
         lengths: Sequence[int] = (),
     ) -> None:
         self._lengths = lengths
@@ -129,7 +130,7 @@ class CachedCall:
     @property
     def moved(self) -> bool:
         """Whether the windows were made anew since the choice."""
-        return self._moves != self._runtime.moves
+        return self._moves is not None and self._moves != self._runtime.moves
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""

@@ -252,7 +252,7 @@ class Call:
         changes = groups.changes()  # before the choice
         if runtime is None:  # the reason was logged when the group was opened
             return self._run_plain(problem, tensors)
-        since = changes, runtime.moves
+        since = changes, runtime.moves if named is None else None
         chosen = self._chosen(problem, named, runtime)
         captured = None
         ready = named is not None or regime() == "captured" or runtime.repeats(problem)
@@ -301,7 +301,7 @@ class Call:
         runtime: Any,
         tensors: Any,
         ready: bool,
-        since: tuple[int, int],
+        since: tuple[int, int | None],
     ) -> None:
         if self.key is not None:
             shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
