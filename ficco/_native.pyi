@@ -985,7 +985,7 @@ class GpuProgram:
 class TensorReader:
     """Reads facts of PyTorch's tensors without its Python attributes.
 
-    It calls DLPack's C exchange API, which PyTorch has had since 2.10.
+    It calls DLPack's C exchange API. PyTorch 2.13 has it, and 2.9 does not.
 
     Args:
         tensor: the type torch.Tensor.

@@ -17,7 +17,7 @@ def reader_of(tensor: type, parameter: type) -> Callable[[tuple[Any, ...]], byte
     """Return a function of tensors that returns their facts; see `_native.TensorReader.facts`.
 
     Args:
-        tensor: the type of tensors; PyTorch's has DLPack's C exchange API since 2.10.
+        tensor: the type of tensors, with DLPack's C exchange API. PyTorch 2.9 lacks it.
         parameter: the type of parameters.
 
     Returns:

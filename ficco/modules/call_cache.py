@@ -55,7 +55,7 @@ def _no_prepared_call() -> None:
     return None
 
 
-_facts_of = reader_of(Tensor, torch.nn.Parameter)  # None: this PyTorch is older than 2.10
+_facts_of = reader_of(Tensor, torch.nn.Parameter)  # None: this PyTorch lacks the API
 
 
 class CachedCall:

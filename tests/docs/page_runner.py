@@ -45,7 +45,7 @@ def matches(shown: str, said: str) -> bool:
 
     PyTorch before 2.10 says on stdout how gloo connects; these lines do not count.
     """
-    # Older releases of gloo say this; ranks may write it at the same time, in the middle of a line.
+    # Ranks may write these lines at the same time, so a line can begin in the middle of another.
     of_gloo = re.compile(r"\[Gloo\] |connected peer ranks is :")
     said = "\n".join(line for line in said.splitlines() if not of_gloo.search(line))
     pattern = re.escape(" ".join(shown.split())).replace(re.escape("..."), ".*?")

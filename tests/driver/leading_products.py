@@ -42,7 +42,7 @@ class _Order:
 
 
 def product_before_launch(rank: int, world: int) -> None:
-    """The library's product comes before the launch, and before results if it is none of them."""
+    """The library's product precedes the launch, and the results unless it is stored in one."""
     if world == 1:
         return
     rows, k, n = 70, 4, 6  # more rows than a launch of two shots multiplies
@@ -94,7 +94,7 @@ def product_without_launch(here: Rank, world: int) -> None:
         here.compute._thread.stream = here.stream
         here.compute.streams = {here.rank: here.stream}
     else:
-        time.sleep(2 * late_s)  # the call's own waits do not put the streams in order
+        time.sleep(2 * late_s)  # rank 1's launch waits for this rank, until the product is stored
     y = call(torch.ones(70, 4))
     here.calls.synchronize(here.stream)
     close(y, want, "on another stream")

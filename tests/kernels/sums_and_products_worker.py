@@ -99,6 +99,8 @@ def exactly() -> None:
                 product(a[:2], b, c[:2])
             except RuntimeError as error:
                 assert str(error) == "refused"
+            else:
+                raise AssertionError("the error of torch.mm was lost")
             left = [bool(getattr(setting, name)) for name in names.values()]
             assert left == [allowed, allowed], (dtype, left)
 

@@ -240,18 +240,18 @@ def test_unchanged_kernels_are_taken_from_the_present_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variants = grid.variants(90)
-    pushes = [variant for variant in variants if variant.kernel == "pool_tables"][:2]
+    pooled = [variant for variant in variants if variant.kernel == "pool_tables"][:2]
     sums = [variant for variant in variants if variant.kernel == "sum_terms"][:2]
-    assert len(pushes) == len(sums) == 2
+    assert len(pooled) == len(sums) == 2
     real = sources.digest_of
 
     def digest_of(module: str, function: str) -> str:
         return "changed" if function == "sum_terms" else real(module, function)
 
     monkeypatch.setattr(sources, "digest_of", digest_of)
-    places = {variant: tmp_path / variant.key for variant in (*pushes, *sums)}
+    places = {variant: tmp_path / variant.key for variant in (*pooled, *sums)}
     assert building._take_unchanged(90, places) == 2
-    for variant in pushes:
+    for variant in pooled:
         found, stem = pack.opened(90).find(variant), places[variant]
         assert found is not None and stem.with_suffix(".cubin").read_bytes() == found.cubin
         assert stem.with_suffix(".ptx").read_text() == pack.opened(90).ptx(variant)

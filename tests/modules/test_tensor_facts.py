@@ -13,7 +13,7 @@ from ficco import _native
 @pytest.fixture
 def facts(torch: Any) -> Any:
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("this PyTorch is older than 2.10")
+        pytest.skip("this PyTorch has no C exchange API of DLPack")
     return _native.TensorReader(torch.Tensor, torch.nn.Parameter).facts
 
 
