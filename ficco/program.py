@@ -168,6 +168,7 @@ class Gated(NamedTuple):
         recv: the receive buffer whose rows are added to own parts, or None.
         begun: whether parts accumulate into their targets.
         release: the signals by which the launch releases the window when it ends, or None.
+        leaves: multiprocessors that the launch leaves free, see `Target`.
     """
 
     parts: tuple[GatedPart, ...]
@@ -184,6 +185,7 @@ class Gated(NamedTuple):
     recv: Region | None
     begun: bool
     release: WindowRelease | None = None
+    leaves: int = 0
 
 
 class OneKernel(NamedTuple):

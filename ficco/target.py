@@ -15,6 +15,7 @@ __all__ = [
     "HOST", "LIBRARY", "MOST_STORED", "Target", "cuda_target", "hip_target", "own_signals",
 ]  # fmt: skip
 
+LEFT_TO_COPIES = 4  # multiprocessors, of a device that several ranks share
 FEWEST_STORED = 3  # from this many signals on, one kernel is faster than stream writes
 # Signals that one kernel stores: kMostStored of the native core, less one for the watchdog's word.
 MOST_STORED = 127
@@ -46,6 +47,9 @@ class Target(NamedTuple):
         gathers: whether a kernel runs a gated step whose parts only wait, though there are no
             other kernels. Its launch does not release the window, and reports a signal that it
             misses by itself.
+        leaves: multiprocessors that a launch which waits for signals leaves free. If ranks share a
+            device, kernels make the copies between them, and a launch that took all
+            multiprocessors would wait for a peer which waits for such a copy.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Target(NamedTuple):
     in_order: bool = False
     collectives: bool = False
     gathers: bool = False
+    leaves: int = 0
 
     def writes_to(self, rank: int) -> bool:
         """Return whether streams write to the signals of a rank."""
@@ -102,6 +107,7 @@ def cuda_target(
     kernels: bool = True,
     stores: bool = True,
     wait: str = "stream",
+    shared: bool = False,
 ) -> Target:
     """Return the target of a CUDA device.
 
@@ -110,6 +116,10 @@ def cuda_target(
         kernels: whether the array library has ficco's kernels.
         stores: whether the device has a kernel that stores signals.
         wait: see `Target`.
+        shared: whether another rank is on the same device.
     """
     listed = () if all(writable) else tuple(writable)
-    return Target("cuda", kernels, writable=listed, store_from=FEWEST_STORED * stores, wait=wait)
+    return Target(
+        "cuda", kernels, writable=listed, store_from=FEWEST_STORED * stores, wait=wait,
+        leaves=LEFT_TO_COPIES * shared,
+    )  # fmt: skip

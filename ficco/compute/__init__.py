@@ -120,6 +120,7 @@ class DeviceKernels(Protocol):
         begun: bool = False,
         release: WindowRelease | None = None,
         missed_word: int = 0,
+        leaves: int = 0,
     ) -> Any:
         """Return the argument of `arm`, for launches on the current device.
 
@@ -136,6 +137,7 @@ class DeviceKernels(Protocol):
                 read the window. None: the launch does not release it.
             missed_word: address at which the launch reports the word that it missed; 0: it
                 reports none.
+            leaves: multiprocessors that launches leave free.
 
         Raises:
             InputError: the current stream is captured into a graph.

@@ -33,8 +33,9 @@ class AmdKernels(OwnKernels):
         begun: bool = False,
         release: WindowRelease | None = None,
         missed_word: int = 0,
+        leaves: int = 0,
     ) -> Prepared:
-        """See `DeviceKernels.prepare`.
+        """See `DeviceKernels.prepare`. Launches leave 8 compute units free in any case.
 
         Raises:
             InputError: the launch would do more than wait for rows and multiply, or reports no

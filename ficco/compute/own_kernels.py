@@ -114,6 +114,7 @@ class OwnKernels:
         begun: bool = False,
         release: WindowRelease | None = None,
         missed_word: int = 0,
+        leaves: int = 0,
     ) -> Prepared:
         """See `DeviceKernels.prepare`.
 
@@ -127,7 +128,9 @@ class OwnKernels:
         # The stop word identifies the group, whose calls never overlap.
         stop = stop_word()
         words = None if release is None else release_table(release, arrays)
-        table = gated.prepare(parts, n, k, dtype, arrays, begun=begun, turn_of=stop, release=words)
+        table = gated.prepare(
+            parts, n, k, dtype, arrays, begun=begun, turn_of=stop, release=words, leaves=leaves
+        )
         return Prepared(table, Address(stop), arrays.place([0], "int32"), round(1e9 * timeout_s))
 
     def place(self, b: Any) -> tuple[int, int, bool]:

@@ -205,4 +205,5 @@ def target_of(device: Device, window: Window, compute: DeviceCompute) -> Target:
         kernels=compute.kernels is not None,
         stores=not device.no_store,
         wait=device.wait,
+        shared=window.shared,
     )

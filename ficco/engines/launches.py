@@ -125,7 +125,7 @@ class Launches:
             timeout_s, missed_word = self._timeout_s, device.native.missed_word
         return self._kernels.prepare(
             work.parts, work.n, work.k, work.dtype, timeout_s, self._stop_word,
-            work.begun, release, missed_word,
+            work.begun, release, missed_word, work.leaves,
         )  # fmt: skip
 
     def _prepared_whole(self, work: OneKernel, window: Window, device: Device, digest: int) -> Any:

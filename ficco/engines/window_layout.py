@@ -59,6 +59,7 @@ class Window:
         keep: owner of the memory; it is kept as long as the window.
         writable: per rank, whether this rank's streams may write to its words; empty: all.
         word_bases: address of every rank's words, if they have memory of their own.
+        shared: whether another rank's window is on the same device.
 
     Attributes:
         sizes: bytes of one copy, rounded up.
@@ -76,10 +77,11 @@ class Window:
         keep: Any,
         writable: Sequence[bool] = (),
         word_bases: Sequence[int] = (),
+        shared: bool = False,
     ) -> None:
         layout = Layout(sizes)
         self.sizes, self.rank, self.keep = layout.sizes, rank, keep
-        self.writable = writable
+        self.writable, self.shared = writable, shared
         self.held: list[Any] = []
         self.recent: deque[Any] = deque(maxlen=_RECENT)
 

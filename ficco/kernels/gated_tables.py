@@ -111,6 +111,7 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
     turn_of: Hashable = None,
     release: ReleaseTable | None = None,
     split: bool = True,
+    leaves: int = 0,
 ) -> Table:
     """Return the table of parts. It must outlive the launches and their graphs.
 
@@ -128,6 +129,7 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
             None: this table has its own.
         release: the words by which the launch releases the window; parts may then only wait.
         split: whether several programs may compute a tile together.
+        leaves: multiprocessors that launches leave free.
 
     Raises:
         InputError: a part is invalid.
@@ -153,7 +155,7 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
         pushed = [part.signal >= 0 for part in order]
         tile = choose_tile(rows, cols, item, processors, aligned, pushed, k, apart)
     firsts = [0, *accumulate(count_tiles(rows, cols, tile))]
-    tiles, at_once = firsts[-1], processors * tile.per_sm
+    tiles, at_once = firsts[-1], max(processors - leaves, 1) * tile.per_sm
     shares = shared_tiles(tiles, 0 if apart is None else tiles - firsts[apart], at_once, tile, k)
     return Table(
         parts=tuple(order),

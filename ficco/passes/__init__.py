@@ -229,7 +229,7 @@ class _Compiler:
 
     def _gated(self, step: Step, after: tuple[str, ...]) -> list[Launch]:
         """Return a gated step as launches of one kernel; the last may release the window."""
-        launches = gated.launches_of(self.plan, step)
+        launches = gated.launches_of(self.plan, step, self.target.leaves)
         ends = self.releases.get(step.id)
         releasing = ends and release.with_release(launches[-1], ends)
         if ends and releasing:  # the other launches have ended before the last

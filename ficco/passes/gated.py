@@ -34,8 +34,13 @@ def only_waits(plan: RankPlan, step: Step) -> bool:
     )
 
 
-def launches_of(plan: RankPlan, step: Step) -> list[Gated]:
+def launches_of(plan: RankPlan, step: Step, leaves: int = 0) -> list[Gated]:
     """Return a gated step as launches.
+
+    Args:
+        plan: of a rank.
+        step: of the plan.
+        leaves: multiprocessors that launches leave free if they wait.
 
     Raises:
         ScheduleError: no kernel supports the parts in one launch.
@@ -48,7 +53,13 @@ def launches_of(plan: RankPlan, step: Step) -> list[Gated]:
         for product in part.products:
             key = (product.b.buffer, "" if pushes else product.c.buffer)
             works_by_target.setdefault(key, []).append((part, product))
-    return [_launch(plan, step, works) for works in works_by_target.values()]
+    launches = [_launch(plan, step, works) for works in works_by_target.values()]
+    return [work._replace(leaves=leaves) if _waits(work) else work for work in launches]
+
+
+def _waits(work: Gated) -> bool:
+    """Return whether a part waits for a signal."""
+    return any(part.word >= 0 or part.terms for part in work.parts)
 
 
 def _launch(plan: RankPlan, step: Step, works: _Work) -> Gated:

@@ -120,10 +120,11 @@ def _launch(program: Program, launch: Launch) -> list[str]:
     work = launch.work
     if isinstance(work, Gated):
         released = ", releases the window" if work.release else ""
+        left = f", leaves {work.leaves} multiprocessors free" if work.leaves else ""
         names = {name: region.buffer for name, region in work._asdict().items()
                  if isinstance(region, Region)}  # fmt: skip
         used = ", ".join(f"{name}={buffer}" for name, buffer in names.items())
-        head = f"gated_gemm {used}: {len(work.parts)} parts{released}"
+        head = f"gated_gemm {used}: {len(work.parts)} parts{released}{left}"
         return [head, *(_part(program.rank, part) for part in work.parts)]
     if isinstance(work, OneKernel):
         waits = [f"{name}: waits for {_signals(signals)}" for name, signals in work.waits]

@@ -32,7 +32,7 @@ from ficco.runtime.failures import error_of
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of, vendor
 from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
 from ficco.runtime.rendezvous import Facts
-from ficco.runtime.signal_probe import probed_signals
+from ficco.runtime.signal_probe import ProbedSignals, probed_signals
 from ficco.runtime.trusted_gpus import trusted_gpus
 from ficco.runtime.window_memory import WindowMemory, window_memory
 from ficco.schedule import Schedule
@@ -105,8 +105,7 @@ class GpuProcessRuntime(ProcessRuntime):
         # Problems passed to `repeats`, oldest first: did torch.distributed run it?
         self._remembered: dict[str, bool] = {}
         self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
-        # Per rank, the ranks whose signals its streams write, after a probe has found the kind.
-        self._writable: list[list[bool]] = []
+        self._signals: ProbedSignals | None = None  # before the first windows
         super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
 
     def _agree_to_open(self) -> None:
@@ -453,24 +452,25 @@ class GpuProcessRuntime(ProcessRuntime):
         self._clear(memory)
         bases, word_bases = memory.meet(self.process_group, self.gathered)
         layout = Layout(self._agreed_sizes)
-        if not self._writable:
-            kind, self._writable = probed_signals(self, bases, word_bases, layout)
-            self.no_overlap = trusted_gpus(self, kind)
+        if self._signals is None:
+            self._signals = probed_signals(self, bases, word_bases, layout)
+            self.no_overlap = trusted_gpus(self, self._signals.kind)
             self._clear(memory)
         memory.all[0, layout.mail_data // 4 :] = VACANT - (1 << 32)
         first = signal_place(Signal(self.rank, "free", 0))
         memory.words[:, first : first + self.world] = 1
         torch.cuda.synchronize(self.device)
         self.gathered(None)  # all words are set before any rank raises one
-        writable = self._writable[self.rank]
-        return Window(bases, self.rank, self._agreed_sizes, memory, writable, word_bases)
+        writable, shared = self._signals.writable[self.rank], self._signals.shared[self.rank]
+        return Window(bases, self.rank, self._agreed_sizes, memory, writable, word_bases, shared)
 
     def _clear(self, memory: WindowMemory) -> None:
         memory.all[...] = memory.words[...] = 0
         torch.cuda.synchronize(self.device)
 
     def _target_of(self, rank: int, own: Target) -> Target:
-        return own._replace(writable=tuple(self._writable[rank]))
+        assert self._signals is not None  # a rank has made a call
+        return own._replace(writable=tuple(self._signals.writable[rank]))
 
     def close(self) -> None:
         """Wait for this rank's enqueued work, then free it. Later calls raise EngineError."""

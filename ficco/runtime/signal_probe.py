@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,14 +15,29 @@ from ficco.runtime.gpus_of_group import ordinal, vendor
 if TYPE_CHECKING:
     from ficco.runtime.process import ProcessRuntime
 
-__all__ = ["probed_signals"]
+__all__ = ["ProbedSignals", "probed_signals"]
 
 _log = logging.getLogger("ficco")
 
 
+class ProbedSignals(NamedTuple):
+    """What a probe of a group's windows has found.
+
+    Attributes:
+        kind: of the signals that reach all ranks.
+        writable: per rank and other rank, whether the streams of the one write to words of the
+            other.
+        shared: per rank, whether another rank is on the same device.
+    """
+
+    kind: str
+    writable: list[list[bool]]
+    shared: list[bool]
+
+
 def probed_signals(
     runtime: ProcessRuntime, bases: list[int], word_bases: list[int], layout: Layout
-) -> tuple[str, list[list[bool]]]:
+) -> ProbedSignals:
     """Find the kind of signals that reaches all ranks; a collective call on zeroed windows.
 
     Args:
@@ -30,10 +45,6 @@ def probed_signals(
         bases: address of each rank's window.
         word_bases: address of each rank's words.
         layout: of a window.
-
-    Returns:
-        The kind; and per rank and other rank, whether the streams of the one write to words of the
-        other.
 
     Raises:
         InputError: the ranks allow different kinds.
@@ -58,7 +69,7 @@ def probed_signals(
             )
     addresses = [pci for pci, *_ in facts]
     if world == 1:
-        return "", [[True]]
+        return ProbedSignals("", [[True]], [False])
 
     def complaints(kind: str, value: int) -> list[str]:
         writable = makers.writable_words(kind, addresses, rank)
@@ -73,4 +84,5 @@ def probed_signals(
 
     kind = first_that_arrives(kinds, complaints, makers.REMEDY)
     _log.info("rank %d raises words at peers by kind %r", rank, kind)
-    return kind, [makers.writable_words(kind, addresses, each) for each in range(world)]
+    writable = [makers.writable_words(kind, addresses, each) for each in range(world)]
+    return ProbedSignals(kind, writable, [addresses.count(each) > 1 for each in addresses])

@@ -32,7 +32,7 @@ import serve  # noqa: E402 (of a PyTorch that is as it is)
 from beside import turns  # noqa: E402
 from checks import CHECKS, MOST  # noqa: E402
 from few_rows import SIZES, few_row_cases  # noqa: E402
-from fuzzed import cases, shared_cases, split_tiles  # noqa: E402
+from fuzzed import cases, filling_cases, shared_cases, split_tiles  # noqa: E402
 from rank import CUDA, problems, refused  # noqa: E402
 from scenarios import ways  # noqa: E402
 
@@ -123,7 +123,8 @@ def hold_the_table() -> None:
             inspect.signature(run).bind(0, 1, **words)
     planned = 0
     for world in (2, MOST):
-        for problem, schedule in [*turns(world), *shared_cases(world), *few_row_cases(world)]:
+        own = [*shared_cases(world), *filling_cases(world), *few_row_cases(world)]
+        for problem, schedule in [*turns(world), *own]:
             lower_rank(problem, schedule.resolve(world, CUDA), 0)
             planned += 1
         for problem, schedule in shared_cases(world):

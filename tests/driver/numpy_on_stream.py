@@ -99,6 +99,7 @@ class Kernels:
         begun: bool = False,
         release: WindowRelease | None = None,
         missed_word: int = 0,
+        leaves: int = 0,
     ) -> Prepared:
         assert not missed_word
         return Prepared(tuple(parts), timeout_s, stop_word(), begun, release)

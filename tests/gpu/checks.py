@@ -132,6 +132,8 @@ def _again() -> Iterator[Check]:
         own = {"calls": 10 * calls if quick else calls}
         yield Check("device_kernels", "device_kernels", words=own, repeats="calls",
                     **many)  # fmt: skip
+    yield Check("filled_device", "filled_device", MOST, {"calls": 4, "timeout_s": 10.0},
+                limit_s=90.0, stage=Stage.REPEATED)  # fmt: skip
     for world in (1, 3, 4, 5, 6, 7):
         yield Check("device_kernels", "device_kernels", world, {"calls": 12}, limit_s=180.0)
 

@@ -51,14 +51,26 @@ SHARED = (
 
 def shared_cases(world: int) -> list[tuple[Problem, Schedule]]:
     """Return launches whose last tiles are shared among programs, on 132 multiprocessors."""
-    m, n, k = 4090, 1272, 4104
+    return _gated_cases(world, (4090, 1272, 4104), 2)
+
+
+def filling_cases(world: int) -> list[tuple[Problem, Schedule]]:
+    """Return launches of many tiles, which begin long before their rows have been pushed."""
+    return _gated_cases(world, (16384, 1272, 8192), 16)
+
+
+def _gated_cases(
+    world: int, sizes: tuple[int, int, int], grain: int
+) -> list[tuple[Problem, Schedule]]:
+    """Return gated calls of every operator that has them; sizes: m, n, and k of each rank."""
+    m, n, k = sizes
     found = []
     for op, name in SHARED:
         rows, gathers = chunk_sizes(m, world), op == "all_gather_matmul"
         depths = () if gathers else (k,) * world
         output = Output((n,) * world)
         problem = Problem(op, world, rows, sum(depths) or k, (output,), "bfloat16", depths=depths)
-        found.append((problem, replace(Schedule.named(name), grain=2)))
+        found.append((problem, replace(Schedule.named(name), grain=grain)))
     return found
 
 
@@ -79,8 +91,8 @@ def shared_tiles(me: Rank, calls: int) -> None:
         wanted = []
         for given, exact in sets:
             (y,) = me.execute(problem, schedule, given).values()
-            error = (y.double() - exact).abs().max() / exact.abs().max()
-            assert float(error) < 2**-7, f"{op} {name}: off by {float(error)}"
+            me.runtime.check()  # a wait that gave up stores NaN, and is the cause to report
+            assert_close(y, exact, f"{op} {name}")
             wanted.append(y)
         split = split_tiles(problem, schedule, me.rank, processors)
         assert any(split) or name != "gated_1d", f"{op} {name}: no tile is split"
@@ -93,6 +105,33 @@ def shared_tiles(me: Rank, calls: int) -> None:
         assert int(wrong) == 0, f"{op} {name}: {int(wrong)} of {calls} calls differ"
         me.poison()
     print("right")
+
+
+def filled_device(me: Rank, calls: int) -> None:
+    """Launches with a tile for every multiprocessor, beside pushes.
+
+    If ranks share a GPU, kernels push between them: a launch that took all multiprocessors would
+    wait for a peer whose rows wait for a multiprocessor.
+    """
+    for problem, schedule in filling_cases(me.world):
+        given, exact = _drawn(me, problem, 0)
+        for _ in range(calls):
+            (y,) = me.execute(problem, schedule, given).values()
+            me.runtime.check()
+            assert_close(y, exact, f"{problem.op} {schedule.name}")
+    print("right")
+
+
+def assert_close(y: torch.Tensor, exact: torch.Tensor, about: str) -> None:
+    """Raise AssertionError, with the rows and columns that are wrong, unless y is near exact."""
+    error = (y.double() - exact).abs() / exact.abs().max()
+    wrong = ~(error < 2**-7)  # NaN, too
+    if bool(wrong.any()):
+        rows, cols = (wrong.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+        raise AssertionError(
+            f"{about}: off by {float(error.max())}; {int(wrong.sum())} elements, {len(rows)} rows "
+            f"from {rows[0]} to {rows[-1]}, {len(cols)} columns from {cols[0]} to {cols[-1]}"
+        )
 
 
 def _drawn(me: Rank, problem: Problem, seed: int) -> tuple[Arrays, torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from beside import aside, crowded, opposite
 from few_rows import few_rows
-from fuzzed import cases, shared_tiles
+from fuzzed import cases, filled_device, shared_tiles
 from rank import CUDA, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 import ficco
@@ -235,7 +235,7 @@ def kernels(me: Rank) -> None:
                 for word in s.signals
             ]
             pushes += sum(
-                not me.runtime._writable[me.rank][word.rank] for word in words
+                not me.runtime._signals.writable[me.rank][word.rank] for word in words
             )  # copies, too
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
             counts = {
@@ -445,6 +445,7 @@ SCENARIOS = {
     "operators": operators,
     "fuzz": fuzz,
     "shared_tiles": shared_tiles,
+    "filled_device": filled_device,
     "replay": replay,
     "capture_rules": capture_rules,
     "kernels": kernels,

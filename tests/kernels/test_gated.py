@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from forking import run_forked
 
+from ficco.kernels.arrays import DescribedArrays
+from ficco.kernels.gated_tables import prepare
+from ficco.tables import GatedPart
 from ficco.tiling import TILES, UNSHARED, Shares, choose_tile, count_tiles, shared_tiles
 
 FOLDER = Path(__file__).parent
@@ -84,6 +87,24 @@ def test_the_last_tiles_are_shared_where_half_of_the_programs_would_be_idle() ->
     assert choose_tile([1024] * 8, [1280] * 8, 2, 132, k=8192) == tile
     apart = choose_tile([1024] * 8, [1280] * 8, 2, 132, k=8192, apart=None)
     assert apart == choose_tile([1024] * 8, [1280] * 8, 2, 132) != tile
+
+
+def test_programs_are_fewer_where_launches_leave_multiprocessors() -> None:
+    """The tile stays, and so does the kernel; split tiles are among fewer programs, too."""
+    whole = GatedPart("own", 0, 0, 2048)
+    for n in (512, 2048, 2560, 14336):
+        parts = [whole, GatedPart("window", 0, 2048, 2048, word=3)]
+        tables = [
+            prepare(parts, n, 8192, "bfloat16", DescribedArrays(90, 132), leaves=leaves)
+            for leaves in (0, 4)
+        ]
+        most, fewer = (table.programs for table in tables)
+        assert tables[0].tile == tables[1].tile and tables[0].tiles == tables[1].tiles
+        assert most <= 132 * tables[0].tile.per_sm
+        assert fewer <= 128 * tables[1].tile.per_sm, n
+        assert fewer < most or most <= 128 * tables[0].tile.per_sm
+    (one,) = {prepare([whole], 512, 64, "bfloat16", DescribedArrays(90, 4), leaves=4).programs}
+    assert one >= 1, "a launch has a program on the smallest device"
 
 
 def test_pushed_parts_are_made_early_where_pushes_take_longer() -> None:

@@ -8,14 +8,15 @@ import pytest
 from handmade import signalling_reduce_scatter
 
 from ficco.errors import ScheduleError
-from ficco.lowering import lower_rank
+from ficco.lowering import lower, lower_rank
 from ficco.machine import Machine
 from ficco.passes import compile_plan
 from ficco.passes.gated import launches_of, only_waits
 from ficco.problem import Problem
 from ficco.program import Gated, Gemm
+from ficco.report.program_text import program_text
 from ficco.schedule import Schedule
-from ficco.target import hip_target
+from ficco.target import LEFT_TO_COPIES, cuda_target, hip_target
 
 
 @pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
@@ -70,3 +71,24 @@ def test_amd_devices_have_a_launch_for_parts_that_only_wait(op: str, waits: bool
     (work,) = gated
     assert work.release is None and len(work.parts) == len(step.parts) == len(products)
     assert [part.rows for part in work.parts] == [product.a.rows for product in products]
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+@pytest.mark.parametrize("name", ["gated_1d", "gated_sums_1d"])
+def test_waiting_launches_leave_multiprocessors_to_copies_within_a_device(
+    op: str, name: str
+) -> None:
+    """Copies between ranks that share a device are kernels; other launches wait for none."""
+    if (op, name) == ("all_gather_matmul", "gated_sums_1d"):
+        pytest.skip("a gather sums nothing")
+    problem = Problem.chunked(op, 3, 12, 9, 15, "bfloat16")
+    schedule = replace(Schedule.named(name), grain=2).resolve(3, Machine.named("cuda"))
+    plan = lower(problem, schedule)
+    for shared in (False, True):
+        program = compile_plan(plan.ranks[1], cuda_target(shared=shared))
+        works = [launch.work for launch in program.launches if isinstance(launch.work, Gated)]
+        waiting = [any(part.word >= 0 or part.terms for part in work.parts) for work in works]
+        assert any(waiting) == (op == "all_gather_matmul" or name == "gated_sums_1d")
+        assert [work.leaves for work in works] == [LEFT_TO_COPIES * shared * w for w in waiting]
+        said = program_text(plan, [program]).count(f"leaves {LEFT_TO_COPIES} multiprocessors free")
+        assert said == shared * sum(waiting)
