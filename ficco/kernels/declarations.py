@@ -111,7 +111,7 @@ PULL = _kernel(
     "pulled_all_reduce",
     "pulled_all_reduce_kernel",
     f"bias:*? y:* places:*i64 gates:*i32? {_WAIT} digest:i32? copy:i32? copy_places:i32? "
-    "items:i32? read:i32? m:i32? n:i32? rank:i32? peers:i64? owners:i64? y_stride:i64? "
+    "items:i32? m:i32? n:i32? rank:i32? peers:i64? owners:i64? y_stride:i64? "
     "timeout_ns:i64? WORLD:= TWICE:= BIAS:= FLAT:= SIZE:= EDGE:= BYTES:= ON_GPU:=",
 )
 _FOUR = range(4)  # outputs of the one-kernel gather, see `lowering.one_kernel_gather.MOST_OUTPUTS`

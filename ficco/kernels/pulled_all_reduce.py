@@ -178,7 +178,6 @@ def _arguments(prepared: Pull, operands: Operands, control: Control, copy: int) 
         "copy": copy,
         "copy_places": prepared.copy_places,
         "items": prepared.items,
-        "read": table.chunks,
         "m": table.m,
         "n": table.n,
         "rank": table.rank,

@@ -4,12 +4,12 @@ Before the launch, a GEMM has stored this rank's products in the rank's window. 
 the items: blocks of the result or, with two shots, chunks of the rows that this rank sums. The
 first program, the door, also begins the handshake, and the last one to end finishes it:
 
-    door      wait for free; raise entered at the peers; clear free
+    door      wait for free; clear it; raise entered at the peers
     program   wait for entered of all peers
               read all ranks' products of its items, add them up, store y
               two shots: also store the sums in the window, and signal each chunk
               two shots: wait for the peers' chunks of the same numbers, read their sums into y
-    last      signal that all is read; wait until all peers have read; clear the words, raise free
+    last      clear the words; raise free: all is read; wait for free of all peers
 
 When a launch ends, all peers have read the window, so the next GEMM may store in it. A program
 waits for no other program of its rank. At a peer it waits for the door, and for the program of its
@@ -215,7 +215,6 @@ def _release(  # noqa: PLR0913
     stop,
     status,
     items,
-    read,
     rank,
     peers,
     owners,
@@ -224,27 +223,23 @@ def _release(  # noqa: PLR0913
     TWICE: tl.constexpr,  # noqa: N803
     ON_GPU: tl.constexpr,  # noqa: N803
 ):
-    """Notify the peers that this rank has read their windows; wait until they have; raise free.
+    """Raise `free`, which says that this rank has read all windows; wait until the peers have.
 
-    The words that peers raised are cleared: the first `items` signals of owners, if TWICE.
+    Before that, the words that peers raised are cleared: the first `items` signals of owners, if
+    TWICE. The peers' `free` stays raised for the next call.
     """
     everyone = tl.arange(0, 64)
     of_peers = ((peers >> everyone) & 1) != 0
-    raise_found_words(found, places, rank * _CHUNKS + read, peers, 1, WORLD, ON_GPU)
     tl.store(words + _ENTERED + everyone, tl.zeros_like(everyone), mask=of_peers)
     if TWICE:
         chunk = tl.arange(0, _CHUNKS)
         for owner in tl.static_range(WORLD):
             heard = (chunk < items) & (((owners >> owner) & 1) != 0)
             tl.store(words + owner * _CHUNKS + chunk, tl.zeros_like(chunk), mask=heard)
-    done = await_words(
-        words + read, _CHUNKS, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
-    )
-    if done != 0:
-        tl.store(words + everyone * _CHUNKS + read, tl.zeros_like(everyone), mask=of_peers)
-        raise_found_words(found, places, _FREE + rank, peers, 1, WORLD, ON_GPU)
-    else:
-        _tell_missing(words + read, _CHUNKS, peers, 1, read, status)
+    raise_found_words(found, places, _FREE + rank, peers, 1, WORLD, ON_GPU)
+    done = await_words(words + _FREE, 1, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU)
+    if done == 0:
+        _tell_missing(words + _FREE, 1, peers, 1, _FREE, status)
 
 
 @triton.jit(do_not_specialize=PULL.unknown)
@@ -259,7 +254,6 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     copy: tl.int32,
     copy_places: tl.int32,
     items: tl.int32,
-    read: tl.int32,
     m: tl.int32,
     n: tl.int32,
     rank: tl.int32,
@@ -284,7 +278,6 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     `entered`; all 0 before and after.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
     copy: of the window. items: blocks of SIZE elements or, if TWICE, chunks of a rank's rows.
-    read: index of the signal that a rank has read all that it reads.
     bias: one row, added to the sums, if BIAS. m, n: rows and columns of y.
     peers: set of all other ranks; owners: set of those that sum rows, if TWICE.
     timeout_ns: time limit of a program's wait.
@@ -310,9 +303,9 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
             words + _FREE, 1, peers, 1, gates, stop, patience_ns, False, WORLD, ON_GPU
         )
         if free != 0:
-            # Peers raise `free` again only after this rank's `read`, so it may be cleared later.
-            raise_found_words(found, places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
+            # Before this rank enters: after that, peers may raise `free` again.
             tl.store(words + _FREE + everyone, tl.zeros_like(everyone), mask=of_peers)
+            raise_found_words(found, places, _ENTERED + rank, peers, digest, WORLD, ON_GPU)
         else:
             gave_up = tl.full((), _GAVE_UP, tl.int32)
             _tell_missing(words + _FREE, 1, peers, 1, _FREE, status)
@@ -339,7 +332,7 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     if ended % _GAVE_UP == tl.num_programs(0):
         if ended < _GAVE_UP:
             _release(
-                found, places, words, gates, stop, status, items, read, rank, peers, owners,
+                found, places, words, gates, stop, status, items, rank, peers, owners,
                 patience_ns, WORLD, TWICE, ON_GPU,
             )  # fmt: skip
         tl.store(gates + tl.arange(0, _GATES), tl.zeros((_GATES,), tl.int32))

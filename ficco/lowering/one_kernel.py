@@ -66,22 +66,12 @@ def signals_step(name: str, kind: str, signals: tuple[Signal, ...]) -> Step:
     return Step(f"{LANE}.{name}", LANE, kind, "none", signals=signals)
 
 
-def opened(
-    rank: int, peers: Sequence[int], mailbox: bool = False, enter_first: bool = False
-) -> list[Step]:
-    """Return the beginning: wait until the peers' windows are free, then enter.
-
-    With `enter_first`, the signals of free windows are cleared after that.
-    """
+def opened(rank: int, peers: Sequence[int], mailbox: bool = False) -> list[Step]:
+    """Return the beginning: wait until the peers' windows are free, then enter."""
     free = tuple([Signal(rank, "free", peer) for peer in peers])
-    waits, clears = (
-        signals_step("wait_free", "wait", free),
-        signals_step("clear_free", "clear", free),
-    )
-    enter = signals_step("enter", "raise", tuple([Signal(peer, "entered", rank) for peer in peers]))
-    if mailbox:
-        return [enter]
-    return [waits, enter, clears] if enter_first else [waits, clears, enter]
+    waits = [signals_step("wait_free", "wait", free), signals_step("clear_free", "clear", free)]
+    entered = tuple([Signal(peer, "entered", rank) for peer in peers])
+    return [*(() if mailbox else waits), signals_step("enter", "raise", entered)]
 
 
 def closed(

@@ -5,15 +5,16 @@ A GEMM stores the whole product in the own window. One kernel does the rest
 that kernel: unit "sm". With three ranks:
 
     one shot    make | [free] enter | [entered] read all products, sum all rows
-                | read 0 ... | [read by all peers] clear, free
+                | clear, free | [free again]
     two shots   make | [free] enter | [entered] read the products of the own rows, sum chunk 0,
                 signal it, ... | [sums 0] read chunk 0 of the owners' sums, ...
-                | [read by all peers] clear, free
+                | clear, free | [free again]
 
-`entered` comes after the product, so it also says that the product may be read. A rank ends its
-call when all peers have read its window, so its next GEMM may store there without a wait. Chunks
-are rows of the rank that sums them; with one shot no signal depends on them. Products are rounded
-to the dtype before they are added.
+`entered` comes after the product, so it also says that the product may be read. `free` says that a
+rank has read all that it reads. A rank ends its call when all peers have raised it. Then its window
+has been read, and its next GEMM may store there without a wait. Chunks are rows of the rank that
+sums them; with one shot there are none, whatever the grain. Products are rounded to the dtype
+before they are added.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ficco.lowering.producing import Piece, Products
 from ficco.lowering.single import alone
 from ficco.plan import Buffer, RankPlan, Region, Signal, Step
 from ficco.problem import Problem, offsets
-from ficco.schedule import MAX_CHUNKS, Schedule
+from ficco.schedule import Schedule
 
 __all__ = ["PRODUCTS", "SUMS", "TERMS", "lower_pulled_all_reduce", "row_bounds"]
 
@@ -62,11 +63,6 @@ def _check(problem: Problem, schedule: Schedule) -> None:
             "compute='whole' with transport='sm', shots='one' and a bias: a row's bias is that of "
             "the rank that owns it, and other ranks do not have it; what works is shots='two'"
         )
-    if schedule.chunks > MAX_CHUNKS - 1:
-        raise ScheduleError(
-            f"grain={schedule.chunks} with compute='whole' and transport='sm'; grain is at most "
-            f"{MAX_CHUNKS - 1}: every chunk has a signal, and one says that the window is read"
-        )
 
 
 @dataclass
@@ -88,14 +84,14 @@ class _Pulled:
         self.owners = [peer for peer in self.peers if rows[peer]] if self.twice else []
         self.top = self.first[rank] if self.twice else 0
         self.rows = rows[rank] if self.twice else problem.m
-        self.chunks = self.schedule.chunks
+        self.chunks = self.schedule.chunks if self.twice else 1
 
     def plan(self) -> RankPlan:
         """Return the plan."""
         rank, peers, problem = self.rank, self.peers, self.problem
         whole = self._box(PRODUCTS, 0, problem.m)
         self.steps += self.products.steps("all", [Piece(0, problem.m, 0, problem.n, whole)])
-        self.steps += opened(rank, peers, enter_first=True)
+        self.steps += opened(rank, peers)
         self.steps.append(await_entered(rank, peers, LANE))
         heard: list[Signal] = []
         bounds = row_bounds(self.rows, self.chunks)
@@ -103,11 +99,9 @@ class _Pulled:
             self._add_up(number, self.top + bounds[number], self.top + bounds[number + 1])
         for number in range(self.chunks if self.owners else 0):
             heard += self._collect(number)
-        read = tuple([Signal(peer, "data", rank, self.chunks) for peer in peers])
-        self.steps.append(signals_step("read", "raise", read))
-        done = tuple([Signal(rank, "data", peer, self.chunks) for peer in peers])
-        self.steps.append(signals_step("wait_read", "wait", done))
-        self.steps += closed(rank, peers, [*heard, *done])
+        self.steps += closed(rank, peers, heard)
+        free = tuple([Signal(rank, "free", peer) for peer in peers])
+        self.steps.append(signals_step("wait_read", "wait", free))
         return RankPlan(rank, self._buffers(), tuple(self.steps))
 
     def _box(self, buffer: str, top: int, bottom: int, rank: int = -1) -> Region:

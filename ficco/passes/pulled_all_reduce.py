@@ -59,6 +59,6 @@ def _suggested(plan: RankPlan, world: int) -> PullTable:
     return PullTable(
         rank=rank, world=world, m=y.rows, n=y.cols, k=x.cols, dtype=y.dtype,
         bias=bool(bias), twice=twice, rows=tuple(rows) if twice else (),
-        chunks=max(indices, default=1), products=places[PRODUCTS],
+        chunks=max(indices, default=0) + 1, products=places[PRODUCTS],
         sums=places.get(SUMS, 0), outputs=(OutputNames("y0", w.name, bias, y.cols, turned),),
     )  # fmt: skip

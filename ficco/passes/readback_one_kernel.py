@@ -100,16 +100,13 @@ class _Steps:
         raised = [Signal(peer, "data", self.rank, index) for peer in targets]
         self.signals(f"sent.{what}", "raise", raised)
 
-    def open(self, enter_first: bool = False) -> None:
-        """Append the wait for the peers' windows, and enter, before or after the clear."""
+    def open(self) -> None:
+        """Append the wait for the peers' windows, and enter."""
         free = [Signal(self.rank, "free", peer) for peer in self.peers]
         self.signals("free", "wait", free)
         self.heard.clear()
-        if enter_first:
-            self.enter()
         self.signals("taken", "clear", free)
-        if not enter_first:
-            self.enter()
+        self.enter()
 
     def enter(self) -> None:
         self.signals("enter", "raise", [Signal(peer, "entered", self.rank) for peer in self.peers])
@@ -316,7 +313,7 @@ class _Pull(_Steps):
     def read(self) -> list[Step]:
         """Return all steps."""
         t, rank = self.table, self.rank
-        self.open(enter_first=True)
+        self.open()
         self.await_entered()
         own = t.rows[rank] if t.twice else t.m
         bounds = row_bounds(own, t.chunks)
@@ -326,9 +323,8 @@ class _Pull(_Steps):
         owners = [peer for peer in self.turns if t.twice and t.rows[peer]]
         for number in range(t.chunks if owners else 0):
             self._collect(number, owners)
-        self.signals("read", "raise", [Signal(p, "data", rank, t.chunks) for p in self.peers])
-        self.signals("wait_read", "wait", [Signal(rank, "data", p, t.chunks) for p in self.peers])
         self.end()
+        self.signals("read", "wait", [Signal(rank, "free", peer) for peer in self.peers])
         return self.steps
 
     def _box(self, buffer: str, top: int, bottom: int, rank: int = -1) -> Region:

@@ -18,6 +18,7 @@ def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:
     """Run all ranks' steps in submission order; return the steps at which ranks are stuck.
 
     Signals are raised once per call, so the outcome does not depend on the order of the simulation.
+    `free` is there when a call starts; what waits for it behind its clear waits for the next one.
     Plans with a step marked `concurrent` are exempt: they are not chosen if queues are shared.
     """
     if any(step.concurrent for entry in plan.ranks for step in entry.steps):
@@ -39,6 +40,8 @@ def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:
                     passed[rank] += 1
                 if any(signal not in raised for signal in _awaited(step)):
                     break
+                if step.kind == "clear":
+                    raised.difference_update(s for s in step.signals if s.name == "free")
                 raised.update(_raised(step))
                 at[rank] += 1
                 moved = True

@@ -1,8 +1,9 @@
 """Memory: conflicting accesses are ordered, and windows are handed from call to call.
 
 For a window copy of rank q: accesses by other ranks happen after q's previous use of it (q raised
-`free`, or started this call). Every access happens before each of q's `free` signals of this call,
-which every peer must get. So the next call may make the same assumption.
+`free`, or started this call). Every peer gets a `free` signal of q in this call. Every access comes
+before that signal, or before the ends of the calls of both q and that peer. So the next call may
+make the same assumption.
 
 For a mailbox, calls alternate between copies: every rank must notify every peer that it has
 entered, and wait for the same from every peer before its call ends.
@@ -161,7 +162,7 @@ def _turns(order: Order, signals: WordUses) -> Iterator[Violation]:
 
 
 def _word_handover(order: Order, signals: WordUses) -> Iterator[Violation]:
-    """Check that uses of a rank's signals end before it raises `free`, like window accesses."""
+    """Check that uses of a rank's signals end in time for its `free`, like window accesses."""
     touched: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for signal, uses in signals.items():
         if signal.name in ("data", "entered"):
@@ -192,19 +193,25 @@ def _released(
                 f"let rank {peer} wait for and clear it, and rank {owner} raise it at its end",
             )  # fmt: skip
             continue
-        free = order.at(*uses.raises[0])
-        if any(_is_late(order, last, free) for last in last_of.values()):
-            late = next(event for event in events if _is_late(order, event, free))
+        free, ends = order.at(*uses.raises[0]), (order.ends[owner], order.ends[peer])
+        if any(_is_late(order, last, free, ends) for last in last_of.values()):
+            late = next(event for event in events if _is_late(order, event, free, ends))
             yield _bad(
                 late, f"it may use the window of rank {owner} after {free.name} of rank {owner} "
-                f"has raised free at rank {peer}",
-                "raise free after the last use of the window",
+                f"has raised free at rank {peer}, and rank {peer} has ended its call",
+                "raise free after the last use of the window, or let each rank wait for its peers' "
+                "free before it ends",
             )  # fmt: skip
 
 
-def _is_late(order: Order, event: Event, free: Event) -> bool:
-    """Return whether a use of a window may happen after its `free` signal."""
-    return event is not free and not order.hb(event, free)
+def _is_late(order: Order, event: Event, free: Event, ends: tuple[Event, Event]) -> bool:
+    """Return whether a use of a window may happen in the peer's next call.
+
+    free: the raise of the window's `free`; ends: of the owner's call, and of the peer's.
+    """
+    if event is free or order.hb(event, free):
+        return False
+    return not all(order.hb(event, end) for end in ends)
 
 
 def _bad(event: Event, message: str, mend: str) -> Violation:

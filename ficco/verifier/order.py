@@ -10,7 +10,8 @@ last. Edges:
         ended the previous call, which q had entered
     last event of a step -> first event of the steps that name it in `after`
     before the raise of a signal -> every wait for it;  before(q) -> every wait for free[q], which q
-        raised earlier
+        raised earlier. A wait for free[q] behind its clear, in the same lane, is for this call's
+        raise.
     every rank's entry to a collective -> every rank's exit
 
 An event's clock holds, per chain (a lane, a part, a call), the last position in its past.
@@ -81,6 +82,7 @@ class Order:
         events: in topological order.
         cycle: violations if steps wait for each other; clocks are then not computed.
         before: per (rank, copy), the end of the previous call's use of that window copy.
+        starts, ends: per rank, the start and the end of the call.
         first, last: per (rank, step id), the step's first and last event.
         whole: per rank, the lanes that one kernel runs, see `kernel_lanes`.
     """
@@ -92,6 +94,7 @@ class Order:
         self.last: dict[tuple[int, str], Event] = {}
         self.before: dict[tuple[int, int], Event] = {}
         self.starts: list[Event] = []
+        self.ends: list[Event] = []
         self.whole = kernel_lanes(plan)
         self._computing: set[str] = set()
         self._all: list[Event] = []
@@ -126,6 +129,11 @@ class Order:
     def raised(self, rank: int, step: str, part: int = -1) -> Event:
         """Return the event at which a step or part has raised all its signals."""
         return self.last[rank, step] if part < 0 else self._ends[rank, step][part]
+
+    def is_behind_clear(self, wait: Event, uses: Uses) -> bool:
+        """Return whether a wait for a signal comes behind the signal's clear in the same lane."""
+        clears = [self.at(*use) for use in uses.clears]
+        return any(wait.chain == clear.chain and wait.pos > clear.pos for clear in clears)
 
     def preds(self, event: Event) -> list[Event]:
         """Return the direct predecessors."""
@@ -191,7 +199,7 @@ class Order:
                 if step.kind == "raise":
                     event = self._behind(event, step.signals)
             self.last[rank, step.id] = tails[step.lane] = event
-        self._new(rank, call, 1, None, [start, *tails.values()])
+        self.ends.append(self._new(rank, call, 1, None, [start, *tails.values()]))
 
     def _behind(self, event: Event, signals: tuple[Signal, ...]) -> Event:
         """Return the event after the raise of all signals, which begins at `event`."""
@@ -212,10 +220,12 @@ class Order:
 
     def _signal(self, uses: Uses) -> None:
         raised = [self.at(*use) for use in uses.raises]
-        if uses.signal.name == "free":  # a wait sees the raise of the previous call
-            raised = [self.before[uses.signal.peer, uses.signal.copy]]
-        for wait in uses.waits:
-            self._after[self.at(*wait)] += raised
+        for use in uses.waits:
+            wait = self.at(*use)
+            if uses.signal.name == "free" and not self.is_behind_clear(wait, uses):
+                self._after[wait].append(self.before[uses.signal.peer, uses.signal.copy])
+            else:
+                self._after[wait] += raised
 
     def _sorted(self) -> list[Event]:
         followers: dict[Event, list[Event]] = {event: [] for event in self._all}

@@ -1,7 +1,8 @@
 """Signals: each has one raiser, waiters on one rank, one clearer, and a fixed state between calls.
 
 Between calls all signals are 0 except `free`, which is 1 or will be raised by the reader's previous
-call. `check_uses` checks the rules that need no order of events; `check_words` the others.
+call. A call may also wait for its own `free`, in the lane of the clear and behind it. `check_uses`
+checks the rules that need no order of events; `check_words` the others.
 """
 
 from __future__ import annotations
@@ -156,8 +157,11 @@ def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
     if not uses.clears:
         return
     clear = order.at(*uses.clears[0])
-    for use in uses.waits:
-        if not order.hb(order.at(*use), clear):
+    waits = [order.at(*use) for use in uses.waits]
+    arrives = any(order.hb(wait, clear) for wait in waits)
+    for use, wait in zip(uses.waits, waits, strict=True):
+        again = signal.name == "free" and order.is_behind_clear(wait, uses)
+        if not again and not order.hb(wait, clear):
             yield _bad(use, f"its wait for {signal} may come after the signal is cleared by "
                        f"{_name(uses.clears[0])}", "clear it after the last wait")  # fmt: skip
     for use in uses.raises:
@@ -174,7 +178,7 @@ def _ordered(order: Order, uses: Uses) -> Iterator[Violation]:
         if not order.hb(order.before[signal.rank, signal.copy], raised):
             yield _bad(use, f"it may raise {signal} while rank {signal.rank} is still in its "
                        "previous call", f"wait for free[{signal.rank}] first")  # fmt: skip
-    if signal.name == "free" and not uses.waits:  # other signals do not imply its arrival
+    if signal.name == "free" and not arrives:  # other signals do not imply its arrival
         yield _bad(uses.clears[0], f"it may clear {signal} before it has arrived",
                    "wait for the signal before clearing it")  # fmt: skip
 

@@ -171,6 +171,12 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         steps, copies = ranks[rank], flips[call]
         known = values.get(call) or values.setdefault(call, solve(plan["problem"], given, draw))
         own = {copy: [key for key in windows if key[0] == rank] for copy in both}  # not given up
+        every = [part for step in steps for part in parts_of[rank, step["id"]]]
+        of = [[s for part in every for s in part.get(kind, ()) if s["name"] == "free"]
+              for kind in ("waits", "clears")]  # fmt: skip
+        late = len(of[0]) > len(
+            of[1]
+        )  # peers read this rank's windows until it has waited for free again
 
         def see(region: dict) -> Array:
             key, copy = (region["rank"], region["buffer"]), copies[region.get("copy", 0)]
@@ -236,7 +242,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             for one in rng.sample(signals, len(signals)) if signals else ():
                 flag = signal(one, "rank" if one["name"] == "ready" else "peer")
                 assert flag not in flags, f"{flag} is raised twice"
-                for key in own.pop(flag[4], ()) if one["name"] == "free" else ():
+                for key in own.pop(flag[4], ()) if one["name"] == "free" and not late else ():
                     memory[*key, flag[4]].fill(np.nan)
                 hoist(flag)
                 yield None

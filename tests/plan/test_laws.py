@@ -171,8 +171,8 @@ def test_no_step_of_a_one_kernel_plan_is_idle(op: str, name: str, rows: int) -> 
     plan = plan_of(name, 3, rows, 35, 11, "bfloat16", op)
     for rank, entry in enumerate(plan.ranks):
         peers_rows = [own for peer, own in enumerate(plan.problem.rows) if peer != rank]
-        all_send = op == "all_gather_matmul" and all(peers_rows)
-        all_send |= name == "two_shot_pull" and not plan.problem.rows[rank]
+        reads_no_product = name == "two_shot_pull" and not plan.problem.rows[rank]
+        all_send = all(peers_rows) and (op == "all_gather_matmul" or reads_no_product)
         for index, step in enumerate(entry.steps):
             mutant = with_steps(plan, rank, dropped(list(entry.steps), index))
             implied = step.id == "compute.wait_entered" and all_send
