@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from cases import plan_of
-from edits import dropped, mended, steps_of, with_steps
+from changed_steps import changed, find, moved, without
+from edits import steps_of, with_steps
 from handmade import (
     collective_all_gather,
     pooled_by_mode,
@@ -23,29 +24,6 @@ from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Signal, Step, di
 from ficco.problem import Output, Problem
 from ficco.schedule import Schedule
 from ficco.verifier import Violation, verify
-
-
-def find(plan: Plan, rank: int, name: str) -> int:
-    return next(i for i, step in enumerate(plan.ranks[rank].steps) if step.id == name)
-
-
-def changed(plan: Plan, rank: int, name: str, **fields: object) -> Plan:
-    steps = steps_of(plan, rank)
-    at = find(plan, rank, name)
-    steps[at] = steps[at]._replace(**fields)
-    return with_steps(plan, rank, steps)
-
-
-def without(plan: Plan, rank: int, name: str) -> Plan:
-    steps = dropped(steps_of(plan, rank), find(plan, rank, name))
-    return with_steps(plan, rank, steps)
-
-
-def moved(plan: Plan, rank: int, name: str, to: int) -> Plan:
-    steps = steps_of(plan, rank)
-    step = steps.pop(find(plan, rank, name))
-    steps.insert(to, step)
-    return with_steps(plan, rank, mended(steps))
 
 
 def clear_of(plan: Plan) -> Step:
