@@ -14,7 +14,8 @@ from typing import Any
 from ficco.errors import InputError, shown
 
 __all__ = [
-    "MOST_SECONDS", "check_sum", "positive_seconds", "whole_number", "whole_numbers",
+    "MOST_SECONDS", "check_sum", "positive_seconds", "true_or_false", "whole_number",
+    "whole_numbers",
 ]  # fmt: skip
 
 MOST_SECONDS = 1e6  # 11 days: sockets, condition variables and kernels can all wait that long
@@ -64,6 +65,17 @@ def whole_number(value: Any, name: str, least: int, most: float = math.inf) -> i
         return int(value)
     bounds = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
     raise InputError(f"{name}={shown(value)}: a whole number {bounds} is needed")
+
+
+def true_or_false(value: Any, name: str) -> bool:
+    """Return a truth value, if it is a bool.
+
+    Raises:
+        InputError: it is anything else, such as a text, which Python would take as true.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={shown(value)}: True or False is needed")
+    return value
 
 
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:

@@ -133,6 +133,9 @@ class TimeoutExceeded(EngineError, TimeoutError):
         self.seconds = seconds
         self.hint = hint
 
+    def __reduce__(self) -> tuple[type[TimeoutExceeded], tuple[Any, ...]]:
+        return type(self), (self.rank, self.step, self.signal, self.seconds, self.hint)
+
 
 def closest(name: Any, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the known name closest to `name`, or an empty string."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ficco import compute as computes
 from ficco import operators, planning, selector
-from ficco.checking import positive_seconds, whole_number
+from ficco.checking import positive_seconds, true_or_false, whole_number
 from ficco.compute import dtype_of
 from ficco.compute.numpy import NUMPY
 from ficco.engines.available_memory import LOOKED_AT, check_host
@@ -311,6 +311,7 @@ class Node(NodeOperators):
 
     @traced.setter
     def traced(self, value: bool) -> None:
+        true_or_false(value, "traced")
         if isinstance(self._runtime, GpuLocalRuntime):
             self._runtime.traced = value
 
@@ -363,7 +364,15 @@ class Node(NodeOperators):
     def _check_named(self, problem: Problem, arrays: Sequence[Mapping[str, Array]]) -> None:
         """Check the shape and dtype of every input against the problem's buffers."""
         for rank, rank_arrays in enumerate(arrays):
-            for buffer in required_buffers(problem, rank):
+            buffers = required_buffers(problem, rank)
+            inputs = [buffer.name for buffer in buffers if buffer.role != "output"]
+            for name in rank_arrays:
+                if name not in inputs:
+                    raise InputError(
+                        f"arrays[{rank}] has {shown(name)}, which is no input of "
+                        f"{problem.op}{closest(name, inputs)}. Its inputs: {', '.join(inputs)}"
+                    )
+            for buffer in buffers:
                 if buffer.role == "output":
                     continue
                 array, where = rank_arrays.get(buffer.name), f"arrays[{rank}][{buffer.name!r}]"

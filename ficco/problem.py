@@ -361,6 +361,8 @@ def _check(problem: Problem) -> None:
             f"{MOST} is needed"
         )
     whole_number(p.k, "k", 1, MOST)
+    if not isinstance(p.outputs, (tuple, list)):
+        raise InputError(f"outputs={shown(p.outputs)}: a tuple of ficco.Output is needed")
     if not p.outputs:
         raise InputError("outputs: a problem has at least one")
     _check_outputs(p)
@@ -392,6 +394,8 @@ def _check_fields(p: Problem) -> None:
 
 def _check_outputs(p: Problem) -> None:
     for index, output in enumerate(p.outputs):
+        if not isinstance(output, Output):
+            raise InputError(f"outputs[{index}]={shown(output)}: a ficco.Output is needed")
         check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
         if max(output.columns) > MOST:
             raise InputError(

@@ -29,6 +29,7 @@ HOST_RANKS, HOST_DTYPE = 4, "float32"
 # On GPUs each transfer and each GEMM of this job takes some tenths of a millisecond.
 GPU_SIZES = {"m": 8192, "n": 8192, "k": 8192}
 GPU_DTYPE = "bfloat16"
+_NARROWEST = 20  # columns of a description, where the terminal has fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def add_command(
     commands: Any, name: str, summary: str, description: str, examples: Sequence[tuple[str, str]]
 ) -> argparse.ArgumentParser:
     """Add a command whose help ends with examples: pairs of a comment and a command line."""
-    columns = shutil.get_terminal_size().columns - 2
+    columns = max(shutil.get_terminal_size().columns - 2, _NARROWEST)
     lines = [line for about, words in examples for line in (f"  # {about}", f"  {words}")]
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=textwrap.fill(description, columns),
@@ -185,15 +186,17 @@ def request_from(
         # With `all`, shard-level schedules keep grain 1; a named schedule takes any grain.
         if args.grain is not None and not (one_of_all and schedule.grain == 1):
             schedule = replace(schedule, grain=args.grain)
-        schedule = schedule.resolve(problem.world, machine)
-        each = lowered.get(schedule) or Lowered(problem, schedule)
         try:
+            schedule = schedule.resolve(problem.world, machine)
+            each = lowered.get(schedule) or Lowered(problem, schedule)
             if simulated:
                 check_served(each, machine.engine, machine)
             else:
                 check_served(each, engine)
         except ScheduleError as reason:
             if not one_of_all:
+                if name.endswith(".toml"):
+                    raise ScheduleError(f"{name}: {reason}") from reason
                 raise
             refused.append(f"{name} left out: {reason}")
         else:

@@ -52,7 +52,7 @@ def add_to(commands: Any) -> None:
         "which other work on the GPUs waits. Default: only AMD's are probed.",
     )  # fmt: skip
     parser.add_argument(
-        "--report", metavar="FILE",
+        "--report", metavar="FILE.json",
         help="Also write FILE.json, to attach to a report of a problem: all findings, what the "
         "probes measured, and variables of drivers. Probes all GPUs unless --no-probes is given. "
         "Default: no file.",
@@ -63,7 +63,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     profile = parser.add_argument_group("profile")
     profile.add_argument(
-        "--profile", metavar="FILE",
+        "--profile", metavar="FILE.toml",
         help="Measure this machine, in two minutes or less, and write FILE.toml, a profile for "
         "--machine: of the GPUs if ficco can run on several, else of the host engine. Default: "
         "nothing is measured.",

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ficco.checking import positive_seconds, whole_number, whole_numbers
+from ficco.checking import positive_seconds, true_or_false, whole_number, whole_numbers
 from ficco.device.allocation import Memory, local, shared, symmetric
 from ficco.device.layout import STATE_WORDS, STATUS, table_values
 from ficco.device.state import on_gpu
+from ficco.engines.available_memory import check_on
 from ficco.errors import EngineError, InputError, TimeoutExceeded, shown
 from ficco.modules.groups import gathered, process_group
 from ficco.private.torch_core import symmetric_memory
@@ -381,7 +382,8 @@ def _spec(shape: Any, dtype: Any, signals: Any, mailbox: bool, timeout_s: Any) -
             "for a vacant one; send other dtypes by `put` and a signal"
         )
     count = whole_number(signals, "signals", 0)
-    return _Spec(sizes, dtype, count, bool(mailbox), positive_seconds(timeout_s, "timeout_s"))
+    true_or_false(mailbox, "mailbox")
+    return _Spec(sizes, dtype, count, mailbox, positive_seconds(timeout_s, "timeout_s"))
 
 
 def _device(device: Any) -> torch.device:
@@ -411,7 +413,9 @@ def _agreed(pg: Any, device: torch.device, spec_here: Callable[[], _Spec]) -> _S
     spec, problem = None, ""
     try:
         spec = spec_here()
-    except InputError as error:  # raised on all ranks, so that none waits for this one
+        ranks = 1 if device.type == "cuda" else dist.get_world_size(pg)  # in this memory
+        check_on(device, ranks * spec.size, f"ficco.window of shape {spec.shape}")
+    except (InputError, MemoryError) as error:  # raised on all ranks: none waits for this one
         problem = str(error)
     facts = facts_of_gpu() if device.type == "cuda" and not problem else {}
     own = {"spec": spec, "problem": problem, "device": device.type, "host": socket.gethostname()}

@@ -30,6 +30,7 @@ import torch
 from torch.distributed import is_initialized
 
 from ficco import registry
+from ficco.checking import true_or_false
 from ficco.errors import InputError, shown
 from ficco.modules import bags, fused_tables, groups, torch_library
 from ficco.modules.auto import AUTO
@@ -113,8 +114,8 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
     axes, rows = copied_list(axes), sizes("rows", rows)
     way = survey((x, *weights, *biases))
     keep_gathered = (
-        way != DIRECT
-        and save_gathered
+        true_or_false(save_gathered, "save_gathered")
+        and way != DIRECT
         and torch.is_grad_enabled()
         and any(map(requires_grad, weights))
     )

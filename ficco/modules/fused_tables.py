@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ficco import registry
+from ficco.checking import true_or_false
 from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.autograd import GRADIENTS, refuse_second
@@ -29,8 +30,7 @@ def check_optimizer(optimizer: Any, sparse: Any) -> None:
     Raises:
         InputError: sparse is no bool, optimizer is no optimizer of this kind, or both are given.
     """
-    if not isinstance(sparse, bool):
-        raise InputError(f"sparse: {type(sparse).__name__} found; True or False is needed")
+    true_or_false(sparse, "sparse")
     if optimizer is None:
         return
     if not isinstance(optimizer, FusedOptimizer):

@@ -220,8 +220,9 @@ def prepare(
     if pg in _runtimes:
         raise InputError("the group is already open; call ficco.close(group) first")
     with _opening(pg):
-        _runtimes[pg] = ProcessRuntime(pg, profile, computes.named(compute), timeout_s)
-    _runtimes[pg].most_window_bytes = most_window_bytes
+        _runtimes[pg] = ProcessRuntime(
+            pg, profile, computes.named(compute), timeout_s, most_window_bytes
+        )
     _note_devices()
     log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
 
@@ -241,7 +242,7 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
         profile = Machine.named("hip")
     try:
         with _opening(pg):
-            runtime = GpuProcessRuntime(pg, profile, timeout_s)
+            runtime = GpuProcessRuntime(pg, profile, timeout_s, most_window_bytes)
     except DevicesRefused as refused:  # on all ranks
         _fallbacks[pg] = str(refused)
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", refused)
@@ -249,7 +250,6 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     kernels = kernels_of(runtime)
     if kernels.reason:
         log.warning("schedule='auto' uses none of ficco's own kernels: %s", kernels.reason)
-    runtime.most_window_bytes = most_window_bytes
     runtime.kernels = kernels
     _gpu_runtimes[pg] = runtime
     _note_devices()

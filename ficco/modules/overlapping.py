@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from ficco.checking import true_or_false
 from ficco.errors import InputError
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
@@ -143,6 +144,11 @@ def overlap(
     """
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
+    for name, value in (
+        ("share", share), ("save_gathered", save_gathered), ("contiguous", contiguous),
+        ("strict", strict),
+    ):  # fmt: skip
+        true_or_false(value, name)
     named = dict(module.named_modules())
     for name, part in named.items():
         if _is_overlapped(part):

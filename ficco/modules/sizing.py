@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ficco.checking import whole_number
+from ficco.checking import true_or_false, whole_number
 from ficco.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.engines.available_memory import LOOKED_AT, check_on
 from ficco.engines.group_kernels import GroupKernels
@@ -75,6 +75,8 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     if not overlapped:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
     rows = whole_number(rows, "rows (batch x sequence)", 1, MOST)
+    if backward is not None:
+        true_or_false(backward, "backward")
     calls = list(_kinds(overlapped, backward))
     for layer, weights, _ in calls:
         _check_memory(layer, weights, rows)

@@ -201,6 +201,8 @@ def _pose(
             arrays[rank][operand] = weights[rank][i]
             if offset is not None:
                 arrays[rank][f"bias{i}"] = offset[rank]
+    if not outputs:
+        raise InputError("ws: no weight found; each rank needs one or more")
     check_most("xs and ws", m=m, k=k, n=max(max(output.columns) for output in outputs))
     if not (m and k and any(sum(output.columns) for output in outputs)):
         return [_empty(outputs, arrays[rank], (m, k), rank, library) for rank in range(len(xs))]

@@ -415,7 +415,9 @@ def _check_alike(entries: list[Facts]) -> None:
     check_kinds([entry["kind"] for entry in entries])
     for rank, entry in enumerate(entries):
         if entry["facts"] != entries[0]["facts"]:
+            first, other = entries[0]["facts"], entry["facts"]
+            name = next(name for name in first if first[name] != other.get(name))
             raise EngineError(
-                f"rank 0 requests {entries[0]['facts']} and rank {rank} requests "
-                f"{entry['facts']}; pass the same on every rank"
+                f"rank 0 requests {name}={first[name]} and rank {rank} requests "
+                f"{name}={other.get(name)}; pass the same on every rank"
             )

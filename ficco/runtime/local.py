@@ -86,6 +86,8 @@ class LocalRuntime:
     @property
     def window_bytes(self) -> int:
         """Bytes of all windows of all ranks, both copies."""
+        if self._closed:
+            return 0
         return self.world * 2 * self._group.capacity
 
     def execute(

@@ -88,7 +88,13 @@ class GpuProcessRuntime(ProcessRuntime):
     no_overlap = ""
     shares_windows = False
 
-    def __init__(self, group: Any, machine: Machine, timeout_s: float) -> None:
+    def __init__(
+        self,
+        group: Any,
+        machine: Machine,
+        timeout_s: float,
+        most_window_bytes: int | None = None,
+    ) -> None:
         self.process_group = group
         try:
             self.device = here()
@@ -106,7 +112,7 @@ class GpuProcessRuntime(ProcessRuntime):
         self._remembered: dict[str, bool] = {}
         self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
         self._signals: ProbedSignals | None = None  # before the first windows
-        super().__init__(group, machine, TorchDeviceCompute(), timeout_s)
+        super().__init__(group, machine, TorchDeviceCompute(), timeout_s, most_window_bytes)
 
     def _agree_to_open(self) -> None:
         reason = reason_of(self.gathered(facts_of_gpu()))

@@ -64,6 +64,9 @@ def on_rank(rank: int, store: str) -> None:
 
     refused("rank 1: shape=0", shape=0 if rank == 1 else 4)  # all ranks get its error
     refused("rank 0 makes a window with", signals=rank)
+    for shape in ((2**40, 2**40), 10**15):
+        refused(" free; smaller sizes or fewer ranks need less", shape=shape)
+    refused("mailbox='x'", mailbox="x")
     refused("device=meta", device="meta")
     if not torch.cuda.is_available():
         refused("PyTorch finds no GPU", device="cuda")

@@ -112,3 +112,43 @@ def test_lists_of_tables(node: ficco.Node, value: Any) -> None:
 def test_a_node_is_not_copied(node: ficco.Node, take: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="make a new Node"):
         take(node)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_arrays_by_name(node: ficco.Node, planned: bool) -> None:
+    problem = ficco.Problem.chunked("all_gather_matmul", world=2, m=4, n=8, k=3)
+    arrays = [{"x": x, "w": w} for x, w in zip(XS, WS, strict=True)]
+    given: Any = ficco.lower(problem, ficco.Schedule.named("serial")) if planned else problem
+    wrong = [arrays[0], arrays[1] | {"ww": WS[0]}]
+    refused(lambda: node.run(given, wrong), "arrays[1] has 'ww', which is no input of all_gather_m")
+    assert len(node.run(given, arrays)) == 2, "the node is as it was"
+
+
+def test_no_weight(node: ficco.Node) -> None:
+    refused(lambda: node.all_gather_matmul(XS, [(), ()]), "ws: no weight")
+
+
+@pytest.mark.parametrize("outputs", [(3,), 3, ficco.Output((1, 2)), ((1, 2),), ["x"], None])
+def test_outputs(outputs: Any) -> None:
+    problem = {"op": "all_gather_matmul", "world": 2, "rows": (1, 2), "k": 3, "outputs": outputs}
+    refused(lambda: ficco.Problem(**problem), "ficco.Output is needed")
+
+
+def test_what_is_no_truth_value(node: ficco.Node) -> None:
+    for value in ("no", 1, None):
+        refused(lambda: setattr(node, "traced", value), "traced=")  # noqa: B023
+    node.traced = False
+
+
+def test_a_closed_node_has_no_windows() -> None:
+    node = ficco.Node(2, machine="host")
+    node.matmul_all_reduce(XS, WS)
+    node.close()
+    assert node.window_bytes == 0
+
+
+def test_errors_pass_through_process_pools() -> None:
+    error = ficco.TimeoutExceeded(1, "push.wait", "data[0][0]@1", 2.5, "Restart.")
+    same = pickle.loads(pickle.dumps(error))
+    assert type(same) is ficco.TimeoutExceeded and str(same) == str(error)
+    assert vars(same) == vars(error)

@@ -157,6 +157,14 @@ def test_files_of_toml(capsys: Any, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
+def test_a_schedule_of_axes_that_do_not_fit(capsys: Any, tmp_path: Path) -> None:
+    """The message names the file, too, where each field of it is right by itself."""
+    file = tmp_path / "mine.toml"
+    file.write_text('transport = "sm"\ncut = "rows"\nstart = "local_first"\n')
+    refused(capsys, f"{file}: transport='sm' with", "plan", "--schedule", str(file))
+    refused(capsys, f"{file}: transport='sm' with", "run", "--schedule", str(file))
+
+
 def test_files_of_json(capsys: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     for text, words in (

@@ -58,3 +58,12 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: str, n
     text = commands()[name].format_help().partition("examples:")[0]
     _, _, rest = text.partition("\n\n")
     assert max(map(len, rest.splitlines())) <= int(columns)
+
+
+@pytest.mark.parametrize("columns", ["1", "2", "19", "0", "x"])
+def test_help_is_there_on_the_narrowest_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for command in commands().values():
+        assert "examples:" in command.format_help()

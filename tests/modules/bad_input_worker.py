@@ -45,6 +45,21 @@ def options(rank: int, world: int) -> None:
         refused(lambda: ficco.all_gather_matmul(x, x), f"FICCO_DISABLE='{value}'")  # noqa: B023
     del os.environ["FICCO_DISABLE"]
     assert not ficco.window_bytes()
+    if world > 1:
+        wanted = {"machine": "mesh4" if rank else "switch4", "most_window_bytes": 10**8 + rank}
+        for name, value in wanted.items():
+            try:
+                ficco.prepare(**{name: value})
+            except ficco.EngineError as error:
+                assert f"rank 0 requests {name}=" in str(error) and len(str(error)) < 250, error
+            else:
+                raise AssertionError(f"{name} differs, and was not refused")
+    x, w = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
+    for value in ("no", 1, None):
+        refused(lambda: ficco.all_gather_matmul(x, w, save_gathered=value), "save_gathered=")  # type: ignore[arg-type] # noqa: B023
+        for name in ("share", "save_gathered", "contiguous", "strict"):
+            refused(lambda: ficco.overlap(torch.nn.Linear(2, 2), **{name: value}), f"{name}=")  # type: ignore[arg-type] # noqa: B023
+    assert not ficco.window_bytes()
 
 
 def sizes(rank: int, world: int) -> None:
@@ -221,6 +236,7 @@ def windows(rank: int, world: int) -> None:
             refused(lambda: ficco.size_windows(value, 8), "pass a torch.nn.Module")  # noqa: B023
             refused(lambda: ficco.restore(value), "pass a torch.nn.Module")  # noqa: B023
         refused(lambda: ficco.size_windows(model, 2**31 - 1), "rows=2147483647: wide would")  # noqa: B023
+        refused(lambda: ficco.size_windows(model, 8, backward="x"), "backward=")  # type: ignore[arg-type] # noqa: B023
         assert not ficco.window_bytes()
 
 

@@ -136,7 +136,7 @@ class TestConnecting:
                 facts = {"machine": "mesh4"}
             return Rendezvous(members, facts, 20)
 
-        wanted = "rank 1 requests {'machine': 'mesh4'}" if what == "facts" else "rank 1 for GPUs"
+        wanted = "rank 1 requests machine=mesh4" if what == "facts" else "rank 1 for GPUs"
         for error in together(meet).values():
             assert isinstance(error, EngineError)
             assert wanted in str(error)
