@@ -128,20 +128,25 @@ def encode(program: Program, link: Link | None = None) -> Encoded:
 
 
 def _awaited(launch: Launch) -> list[tuple[str, list[int]]]:
-    """Return the waits of a kernel by name, with the places of signals that no earlier one has."""
+    """Return the waits of a kernel by name, with the places of signals that no earlier one has.
+
+    A kernel reports the place of a signal that it misses, so a place belongs to one wait.
+    """
+    waits: list[tuple[str, list[int]]] = []
     if isinstance(launch.work, OneKernel):
-        waits = launch.work.waits
-        return [(name, [signal_place(signal) for signal in signals]) for name, signals in waits]
-    if not isinstance(launch.work, Gated):
-        return []
+        for name, signals in launch.work.waits:
+            waits.append((name, [signal_place(signal) for signal in signals]))
+    elif isinstance(launch.work, Gated):
+        for number, part in enumerate(launch.work.parts):
+            places = [part.word, *[term.word for term in part.terms if term is not None]]
+            waits.append((f"{launch.id}[{number}].wait", [at for at in places if at >= 0]))
     known: set[int] = set()
     awaited = []
-    for number, part in enumerate(launch.work.parts):
-        places = [part.word, *[term.word for term in part.terms if term is not None]]
-        fresh = [place for place in places if place >= 0 and place not in known]
+    for name, places in waits:
+        fresh = [place for place in places if place not in known]
         if fresh:
             known.update(fresh)
-            awaited.append((f"{launch.id}[{number}].wait", fresh))
+            awaited.append((name, fresh))
     return awaited
 
 

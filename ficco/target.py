@@ -48,8 +48,10 @@ class Target(NamedTuple):
             other kernels. Its launch does not release the window, and reports a signal that it
             misses by itself.
         leaves: multiprocessors that a launch which waits for signals leaves free. If ranks share a
-            device, kernels make the copies between them, and a launch that took all
-            multiprocessors would wait for a peer which waits for such a copy.
+            device, kernels make the copies between them. A launch that took all multiprocessors
+            would hold back this rank's own copies, for which a peer waits before it sends what
+            the launch waits for. Processes that share a device without MPS take turns, so
+            each has all multiprocessors in its turn.
     """
 
     name: str

@@ -5,10 +5,10 @@ A GEMM stores the whole product in the own window. One kernel does the rest
 that kernel: unit "sm". With three ranks:
 
     one shot    make | [free] enter | [entered] read all products, sum all rows
-                | clear, free | [free again]
+                | clear, free | [free of all peers, of this call]
     two shots   make | [free] enter | [entered] read the products of the own rows, sum chunk 0,
                 signal it, ... | [sums 0] read chunk 0 of the owners' sums, ...
-                | clear, free | [free again]
+                | clear, free | [free of all peers, of this call]
 
 `entered` comes after the product, so it also says that the product may be read. `free` says that a
 rank has read all that it reads. A rank ends its call when all peers have raised it. Then its window

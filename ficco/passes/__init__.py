@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ficco.errors import EngineError, PlanError
 from ficco.passes import copies, gated, gemms, one_kernel, pools, release, signals, sums, waits
-from ficco.plan import Part, RankPlan, Step, bags_of, has_mailbox
+from ficco.plan import Part, RankPlan, Signal, Step, bags_of, has_mailbox
 from ficco.program import (
     Copy,
     Entry,
@@ -127,6 +127,7 @@ class _Compiler:
         self.raises = signals.joined_raises(plan, inline, target)
         self.releases = release.ends_of(plan) if target.kernels else {}
         self.within: set[str] = {step.id for step in self.raises.values()}
+        self.cleared: set[Signal] = set()  # `free` signals of the previous call
         self.contiguous: dict[str, int] | None = None
         if not target.copies_2d:
             self.contiguous = {buffer.name: buffer.cols for buffer in plan.buffers}
@@ -180,9 +181,16 @@ class _Compiler:
                 "transport='collective'"
             )
         if kind == "wait":
-            return waits.waited(
-                step.id, self._waiting_lane(step.lane), after, step.signals, self.how
-            )
+            lane = self._waiting_lane(step.lane)
+            if lane != step.lane and not self.cleared.isdisjoint(step.signals):
+                raise EngineError(
+                    f"rank {self.plan.rank}, step {step.id!r} waits for `free` behind its clear, "
+                    f"in lane {step.lane!r}; target {self.target.name!r} waits by kernels, in lane "
+                    f"{lane!r}: let the plan clear and wait in that lane"
+                )
+            return waits.waited(step.id, lane, after, step.signals, self.how)
+        if kind == "clear":
+            self.cleared.update(signal for signal in step.signals if signal.name == "free")
         if kind in ("raise", "clear"):
             return self._written(step, after)
         if kind in ("copy", "local_copy"):

@@ -18,7 +18,7 @@ def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:
     """Run all ranks' steps in submission order; return the steps at which ranks are stuck.
 
     Signals are raised once per call, so the outcome does not depend on the order of the simulation.
-    `free` is there when a call starts; what waits for it behind its clear waits for the next one.
+    `free` is there when a call starts; a wait behind its clear is for the one of this call.
     Plans with a step marked `concurrent` are exempt: they are not chosen if queues are shared.
     """
     if any(step.concurrent for entry in plan.ranks for step in entry.steps):

@@ -193,25 +193,28 @@ def _released(
                 f"let rank {peer} wait for and clear it, and rank {owner} raise it at its end",
             )  # fmt: skip
             continue
-        free, ends = order.at(*uses.raises[0]), (order.ends[owner], order.ends[peer])
-        if any(_is_late(order, last, free, ends) for last in last_of.values()):
-            late = next(event for event in events if _is_late(order, event, free, ends))
+        free = order.at(*uses.raises[0])
+        ending = _ending(order, list(last_of.values()), free, (peer, owner))
+        if ending is not None:
+            late = next(e for e in events if _ending(order, [e], free, (ending,)) is not None)
             yield _bad(
                 late, f"it may use the window of rank {owner} after {free.name} of rank {owner} "
-                f"has raised free at rank {peer}, and rank {peer} has ended its call",
+                f"has raised free at rank {peer}, and after rank {ending} has ended its call",
                 "raise free after the last use of the window, or let each rank wait for its peers' "
                 "free before it ends",
             )  # fmt: skip
 
 
-def _is_late(order: Order, event: Event, free: Event, ends: tuple[Event, Event]) -> bool:
-    """Return whether a use of a window may happen in the peer's next call.
+def _ending(order: Order, events: list[Event], free: Event, ranks: tuple[int, ...]) -> int | None:
+    """Return the first of these ranks whose call may end before a use of a window; None: no one's.
 
-    free: the raise of the window's `free`; ends: of the owner's call, and of the peer's.
+    free: the raise of the window's `free`; uses before it are in time.
     """
-    if event is free or order.hb(event, free):
-        return False
-    return not all(order.hb(event, end) for end in ends)
+    rest = [event for event in events if event is not free and not order.hb(event, free)]
+    for rank in ranks:
+        if not all(order.hb(event, order.ends[rank]) for event in rest):
+            return rank
+    return None
 
 
 def _bad(event: Event, message: str, mend: str) -> Violation:

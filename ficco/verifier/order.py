@@ -10,8 +10,8 @@ last. Edges:
         ended the previous call, which q had entered
     last event of a step -> first event of the steps that name it in `after`
     before the raise of a signal -> every wait for it;  before(q) -> every wait for free[q], which q
-        raised earlier. A wait for free[q] behind its clear, in the same lane, is for this call's
-        raise.
+        raised earlier. A wait for free[q] behind its clear, in the same lane and in no part of a
+        gated step, is for this call's raise.
     every rank's entry to a collective -> every rank's exit
 
 An event's clock holds, per chain (a lane, a part, a call), the last position in its past.

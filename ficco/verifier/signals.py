@@ -1,8 +1,9 @@
 """Signals: each has one raiser, waiters on one rank, one clearer, and a fixed state between calls.
 
 Between calls all signals are 0 except `free`, which is 1 or will be raised by the reader's previous
-call. A call may also wait for its own `free`, in the lane of the clear and behind it. `check_uses`
-checks the rules that need no order of events; `check_words` the others.
+call. Behind its clear, and in the same lane, a wait for `free` is for the one that a peer raises in
+this call, which stays raised for the next call. `check_uses` checks the rules that need no order of
+events; `check_words` the others.
 """
 
 from __future__ import annotations

@@ -131,6 +131,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     memory = {(*key, copy): blank[key].copy() for key in windows for copy in both}
     at_rest = {(r, "free", s, 0, copy) for r in ranks for s in ranks if r != s for copy in both}
     flags = set(at_rest)  # signals that are 1 (of 5 fields), and what has ended
+    told, over, given_up = {}, set(), set()  # by call and rank: who has raised free at it; ended
     values, met, at, waiting, ready = {}, {}, {}, {}, []  # lane: [priority, events, flag at end]
     keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
     ordered = 0  # as many as are ready, if these are in the order of their priorities
@@ -167,16 +168,23 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         flags.add(flag)
         ready.extend(waiting.pop(flag, ()))
 
+    def free_signals(rank: int, kind: str) -> int:
+        parts = [part for step in ranks[rank] for part in parts_of[rank, step["id"]]]
+        return sum(one["name"] == "free" for part in parts for one in part.get(kind, ()))
+
+    def give_up(rank: int, copy: int, call: int) -> None:
+        """Leaves nothing in a window that a rank may use again, as its call has ended."""
+        if (rank, copy, call) not in given_up:
+            given_up.add((rank, copy, call))
+            for key in [key for key in windows if key[0] == rank]:
+                memory[*key, copy].fill(np.nan)
+
     def play_call(rank: int, call: int) -> Events:  # noqa: PLR0915
         steps, copies = ranks[rank], flips[call]
         known = values.get(call) or values.setdefault(call, solve(plan["problem"], given, draw))
         own = {copy: [key for key in windows if key[0] == rank] for copy in both}  # not given up
-        every = [part for step in steps for part in parts_of[rank, step["id"]]]
-        of = [[s for part in every for s in part.get(kind, ()) if s["name"] == "free"]
-              for kind in ("waits", "clears")]  # fmt: skip
-        late = len(of[0]) > len(
-            of[1]
-        )  # peers read this rank's windows until it has waited for free again
+        # It waits for `free` again behind the clear: peers may read its windows until they end.
+        late = free_signals(rank, "waits") > free_signals(rank, "clears")
 
         def see(region: dict) -> Array:
             key, copy = (region["rank"], region["buffer"]), copies[region.get("copy", 0)]
@@ -244,6 +252,10 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                 assert flag not in flags, f"{flag} is raised twice"
                 for key in own.pop(flag[4], ()) if one["name"] == "free" and not late else ():
                     memory[*key, flag[4]].fill(np.nan)
+                for ends in (one["rank"], rank) if one["name"] == "free" and late else ():
+                    told.setdefault((call, ends), []).append((rank, flag[4]))
+                    if (call, ends) in over:
+                        give_up(rank, flag[4], call)
                 hoist(flag)
                 yield None
             if clears := part.get("clears"):
@@ -277,6 +289,9 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             assert np.array_equal(memory[*key, rank], known[key]), f"call {call}: wrong {key[1]}"
         for key in own[copies[0]] if mail else ():  # given up as the call ends
             memory[*key, copies[0]].fill(np.nan)
+        over.add((call, rank))
+        for other, copy in told.get((call, rank), ()):
+            give_up(other, copy, call)
         if call + 1 < calls:
             yield from play_call(rank, call + 1)
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ficco.encoding import trace_rows
+from ficco.errors import EngineError
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.passes import compile_plan
@@ -13,7 +15,7 @@ from ficco.plan import RankPlan, Signal, signal_place
 from ficco.problem import Output, Problem
 from ficco.program import Gated, SignalWrite
 from ficco.schedule import Schedule
-from ficco.target import MOST_STORED, cuda_target
+from ficco.target import MOST_STORED, cuda_target, hip_target
 
 WORLD, RANK = 4, 1
 PEERS = [2, 3, 0]
@@ -152,3 +154,27 @@ def test_what_another_lane_reads_is_kept_until_it_has() -> None:
     clear, leave = [step for step in plan.steps if step.id in ("compute.clear", "compute.leave")]
     assert clear.after and not leave.after, "the copies that keep what came"
     assert not released(plan)
+
+
+@pytest.mark.parametrize("name", ["one_shot_pull", "two_shot_pull", "gated_sums_1d"])
+def test_a_place_that_a_kernel_reports_belongs_to_one_wait(name: str) -> None:
+    """Ranks whose windows peers read wait for `free` twice; a message names the first wait."""
+    plan = plan_of("matmul_all_reduce", Schedule.named(name))
+    rows = [row.name for row in trace_rows(compile_plan(plan, cuda_target())) if row.kind == "wait"]
+    assert len(rows) == len(set(rows))
+    if name != "gated_sums_1d":
+        waits = [step.id for step in plan.steps if step.kind == "wait"]
+        assert "compute.wait_read" in waits and "compute.wait_read" not in rows
+        assert rows == [wait for wait in waits if wait != "compute.wait_read"]
+
+
+def test_kernels_that_wait_do_not_overtake_the_clear_of_free() -> None:
+    """Such a wait is on the caller's stream, and would see the signal of the previous call."""
+    plan = plan_of("all_gather_matmul", Schedule.named("hetero_fused_1d"))
+    clear = next(s for s in plan.steps if s.kind == "clear" and s.signals[0].name == "free")
+    again = clear._replace(id="again", kind="wait", after=(plan.steps[-1].id,))
+    longer = plan._replace(steps=(*plan.steps, again))
+    assert compile_plan(longer, cuda_target()).entries[-1].id == "again"
+    for target in (hip_target(), cuda_target(wait="kernel")):
+        with pytest.raises(EngineError, match="behind its clear"):
+            compile_plan(longer, target)
