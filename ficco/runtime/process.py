@@ -11,7 +11,6 @@ import os
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,11 +60,6 @@ INHERITED: list[Any] = []  # the parent's objects in a forked child, which must 
 RESET = "reset() on every rank"
 
 
-def _identity(machine: Machine) -> str:
-    """Return the name of a profile, and a number that differs where any of its figures does."""
-    return f"{machine.name} (profile {zlib.crc32(repr(machine).encode()):08x})"
-
-
 @dataclass(eq=False)
 class Call:
     """A call that this rank can make.
@@ -112,13 +106,9 @@ class ProcessRuntime:
     device: Any = "cpu"
 
     def __init__(
-        self,
-        group: Any,
-        machine: Machine,
-        compute: Any,
-        timeout_s: float,
+        self, group: Any, machine: Machine, compute: Any, timeout_s: float,
         most_window_bytes: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         members = members_of(group, self.backend)
         check_machine(members.world, machine, self.engine)
         self.rank, self.world, self.machine = members.rank, members.world, machine
@@ -131,7 +121,7 @@ class ProcessRuntime:
         self._rendezvous_error = ""  # why the last rendezvous failed, until a reset
         self._of_parent = False  # whether this process was forked from the one that opened it
         opening_s = max(timeout_s, OPENING_S)
-        asked = {"machine": _identity(machine), "most_window_bytes": most_window_bytes}
+        asked = {"machine": machine.identity, "most_window_bytes": most_window_bytes}
         self._rendezvous = Rendezvous(members, asked, opening_s)
         note_turn(members.group, self._rendezvous.turn)
         self._groups: list[shared_memory.Group] = []  # one while the group is open, else none

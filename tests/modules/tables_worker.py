@@ -259,7 +259,7 @@ def arguments(rank: int, world: int) -> None:
     for call, words in (
         (run(optimizer=plain), "SGD found; ficco.FusedSGD"),
         (run(optimizer=optimizer, sparse=True), "leave one out"),
-        (run(sparse=bad), "str found"),
+        (run(sparse=bad), "sparse="),
         (run(optimizer=ficco.FusedSGD(other, 0.5)), "is not one of the 2 tables"),
         (lambda: ficco.FusedSGD(each.tables, -1), "lr=-1"),
         (lambda: ficco.FusedSGD(each.tables, bad), "lr='yes'"),
