@@ -29,6 +29,7 @@ ENGINES = ("host", "cuda", "hip")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SLICED_ROWS = 64  # see `Machine.sliced_gemm_us`
 _SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows and depth of a step, and its duration
+_SLICED_ROW_US = 0.04  # to store a row of a slice at peers and add up, beyond SLICED_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,14 +313,15 @@ class Machine:
 
         Kernels that store at peers multiply in this way. With few rows the time is that of the
         library. With more rows, each program reads all of x again, step by step (three shapes on
-        an H100, 2026-11-25).
+        an H100, 2026-11-25), and moves its slice of these rows alone (three shapes on H100s and
+        H200s, 2026-11-27).
         """
         whole = self.gemm_us(m, n, k, dtype)
         if m <= SLICED_ROWS:
             return whole
         read = self.stream_us(float(slices) * m * k * DTYPES[dtype])
         steps = math.ceil(m / _SLICED_STEP) * math.ceil(k / _SLICED_STEP)
-        return max(whole, read, steps * _SLICED_STEP_US)
+        return max(whole, read, steps * _SLICED_STEP_US) + (m - SLICED_ROWS) * _SLICED_ROW_US
 
     def rated_gemm_us(self, flops: float, dtype: str) -> float:
         """Return the time of a number of operations at the plain rate; 0 if there is no rate."""

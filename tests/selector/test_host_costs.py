@@ -52,9 +52,10 @@ def test_calls_of_little_work_are_gated_where_the_host_decides(by: str) -> None:
 def test_programs_that_multiply_slices_are_slower_than_the_library_for_many_rows() -> None:
     for m, k in ((SLICED_ROWS, 4096), (8, 512)):
         assert H100.sliced_gemm_us(m, 896, k, "bfloat16", 56) == H100.gemm_us(m, 896, k, "bfloat16")
-    # Measured: 62 us with 15 us around it, and 28 us with 13 us around it.
+    # Measured: 62 us with 15 us around it, and 26 to 29 us with 5 us around it.
     assert H100.sliced_gemm_us(93, 896, 12096, "bfloat16", 56) == pytest.approx(47, rel=0.2)
-    assert H100.sliced_gemm_us(287, 896, 896, "bfloat16", 56) == pytest.approx(15, rel=0.3)
+    assert H100.sliced_gemm_us(287, 896, 896, "bfloat16", 56) == pytest.approx(21, rel=0.1)
+    assert H100.sliced_gemm_us(358, 896, 768, "bfloat16", 56) == pytest.approx(23, rel=0.1)
 
 
 @pytest.mark.parametrize("m", [65, 287, 384, 385, 512, 513])
