@@ -362,20 +362,21 @@ class Node(NodeOperators):
         return entries
 
     def _check_named(self, problem: Problem, arrays: Sequence[Mapping[str, Array]]) -> None:
-        """Check the shape and dtype of every input against the problem's buffers."""
+        """Check names, shapes and dtypes of all inputs against the problem's buffers."""
         for rank, rank_arrays in enumerate(arrays):
-            buffers = required_buffers(problem, rank)
-            inputs = [buffer.name for buffer in buffers if buffer.role != "output"]
+            if not isinstance(rank_arrays, Mapping):
+                raise InputError(
+                    f"arrays[{rank}]={shown(rank_arrays)}: a dict of arrays by name is needed"
+                )
+            buffers = {b.name: b for b in required_buffers(problem, rank) if b.role != "output"}
             for name in rank_arrays:
-                if name not in inputs:
+                if name not in buffers:
                     raise InputError(
                         f"arrays[{rank}] has {shown(name)}, which is no input of "
-                        f"{problem.op}{closest(name, inputs)}. Its inputs: {', '.join(inputs)}"
+                        f"{problem.op}{closest(name, buffers)}. Its inputs: {', '.join(buffers)}"
                     )
-            for buffer in buffers:
-                if buffer.role == "output":
-                    continue
-                array, where = rank_arrays.get(buffer.name), f"arrays[{rank}][{buffer.name!r}]"
+            for name, buffer in buffers.items():
+                array, where = rank_arrays.get(name), f"arrays[{rank}][{name!r}]"
                 wanted = (buffer.rows, buffer.cols), buffer.dtype
                 refusal = None if array is None else self._library.refusal(array, rank)
                 if refusal is not None:

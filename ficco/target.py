@@ -15,7 +15,7 @@ __all__ = [
     "HOST", "LIBRARY", "MOST_STORED", "Target", "cuda_target", "hip_target", "own_signals",
 ]  # fmt: skip
 
-LEFT_TO_COPIES = 4  # multiprocessors, of a device that several ranks share
+LEFT_TO_COPIES = 4  # multiprocessors that launches which wait leave free, if ranks share a device
 FEWEST_STORED = 3  # from this many signals on, one kernel is faster than stream writes
 # Signals that one kernel stores: kMostStored of the native core, less one for the watchdog's word.
 MOST_STORED = 127

@@ -20,8 +20,8 @@ FIRST = (
 CAUSES = (
     "The causes are known:", "",
     "- *All-reduces with a result of 2 to 50 MB.* The two-shot all-reduce of PyTorch's symmetric "
-    "memory is faster there than NCCL. It is a few microseconds faster than `one_shot_pull`, whose "
-    "launch has a longer handshake. ficco does not call that "
+    "memory is faster there than NCCL. It was a few microseconds faster than `one_shot_pull` in "
+    "these reports; the end of that call has become shorter since. ficco does not call that "
     "operator, because it would wait without end for a signal that never comes.",
     "- *Eager and synchronized calls of little work.* There the host decides. A call of ficco "
     "costs the host more than the calls by hand: `serial` costs more than NCCL and `torch.mm`, and "

@@ -100,9 +100,9 @@ def _main(args: argparse.Namespace) -> int:
         return write_profile(args.profile, args.ranks, args.processes)
     report = check_report(args.report) if args.report is not None else None
     if args.processes:
-        raise InputError("--processes needs --profile FILE")
+        raise InputError("--processes needs --profile FILE.toml")
     if args.ranks is not None:
-        raise InputError(f"--ranks {args.ranks} needs --profile FILE")
+        raise InputError(f"--ranks {args.ranks} needs --profile FILE.toml")
     with Working("ficco doctor") as work:
         work.say("checks this machine")
         probes = report is not None if args.probes is None else args.probes

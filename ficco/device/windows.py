@@ -113,7 +113,7 @@ class Window:
             timeout_s: as in `ficco.window`.
 
         Raises:
-            InputError: an argument is invalid or not equal on all ranks.
+            InputError: an argument is invalid or not equal on all ranks, or memory is too small.
             EngineError: the GPUs of the group cannot access each other's memory.
         """
         pg = process_group(group)
@@ -332,7 +332,7 @@ def local_windows(
         The windows, by rank.
 
     Raises:
-        InputError: an argument is invalid.
+        InputError: an argument is invalid, or memory is too small.
 
     Example:
         >>> first, second = ficco.device.local_windows(2, 8, torch.float32, signals=1)
@@ -341,6 +341,7 @@ def local_windows(
     """
     world = whole_number(world, "world", 1, MAX_WORLD)
     spec = _spec(shape, dtype, signals, mailbox, timeout_s)
+    _check_room(spec, torch.device("cpu"), world)
     memories = local(spec.size, world)
     return [_window(spec, rank, each, lambda: None) for rank, each in enumerate(memories)]
 
@@ -376,14 +377,21 @@ def _spec(shape: Any, dtype: Any, signals: Any, mailbox: bool, timeout_s: Any) -
         raise InputError(f"shape={sizes}: every size must be 1 or more")
     if not isinstance(dtype, torch.dtype):
         raise InputError(f"dtype={shown(dtype)}: a torch.dtype is needed, such as torch.bfloat16")
-    if mailbox and dtype not in _SENT:
+    if true_or_false(mailbox, "mailbox") and dtype not in _SENT:
         raise InputError(
             f"dtype={dtype}: a mailbox holds float32, float16 or bfloat16, whose values leave room "
             "for a vacant one; send other dtypes by `put` and a signal"
         )
     count = whole_number(signals, "signals", 0)
-    true_or_false(mailbox, "mailbox")
     return _Spec(sizes, dtype, count, mailbox, positive_seconds(timeout_s, "timeout_s"))
+
+
+def _check_room(spec: _Spec, device: torch.device, windows: int) -> None:
+    """Refuse windows for which the memory of a device, or of the host, is too small."""
+    try:
+        check_on(device, windows * spec.size, f"windows of shape {spec.shape}")
+    except MemoryError as error:
+        raise InputError(str(error)) from error
 
 
 def _device(device: Any) -> torch.device:
@@ -413,9 +421,8 @@ def _agreed(pg: Any, device: torch.device, spec_here: Callable[[], _Spec]) -> _S
     spec, problem = None, ""
     try:
         spec = spec_here()
-        ranks = 1 if device.type == "cuda" else dist.get_world_size(pg)  # in this memory
-        check_on(device, ranks * spec.size, f"ficco.window of shape {spec.shape}")
-    except (InputError, MemoryError) as error:  # raised on all ranks: none waits for this one
+        _check_room(spec, device, 1 if device.type == "cuda" else dist.get_world_size(pg))
+    except InputError as error:  # raised on all ranks, so that none waits for this one
         problem = str(error)
     facts = facts_of_gpu() if device.type == "cuda" and not problem else {}
     own = {"spec": spec, "problem": problem, "device": device.type, "host": socket.gethostname()}

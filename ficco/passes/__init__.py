@@ -127,7 +127,7 @@ class _Compiler:
         self.raises = signals.joined_raises(plan, inline, target)
         self.releases = release.ends_of(plan) if target.kernels else {}
         self.within: set[str] = {step.id for step in self.raises.values()}
-        self.cleared: set[Signal] = set()  # `free` signals of the previous call
+        self.cleared: set[Signal] = set()  # the `free` signals that earlier steps have cleared
         self.contiguous: dict[str, int] | None = None
         if not target.copies_2d:
             self.contiguous = {buffer.name: buffer.cols for buffer in plan.buffers}

@@ -416,8 +416,8 @@ def _check_alike(entries: list[Facts]) -> None:
     for rank, entry in enumerate(entries):
         if entry["facts"] != entries[0]["facts"]:
             first, other = entries[0]["facts"], entry["facts"]
-            name = next(name for name in first if first[name] != other.get(name))
+            name = next(name for name in first | other if first.get(name) != other.get(name))
             raise EngineError(
-                f"rank 0 requests {name}={first[name]} and rank {rank} requests "
+                f"rank 0 requests {name}={first.get(name)} and rank {rank} requests "
                 f"{name}={other.get(name)}; pass the same on every rank"
             )

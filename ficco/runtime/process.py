@@ -89,10 +89,8 @@ class ProcessRuntime:
         machine: a profile whose engine is "host", the same on every rank.
         compute: the library for GEMMs.
         timeout_s: the longest time that any wait may last, in a call or a rendezvous, in seconds.
-
-    Attributes:
         most_window_bytes: the limit for all windows of all ranks, equal on all ranks; None: no
-            limit other than the available memory.
+            limit other than the available memory. Also an attribute.
 
     Raises:
         InputError: the group or the machine is invalid.

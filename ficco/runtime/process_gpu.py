@@ -68,6 +68,7 @@ class GpuProcessRuntime(ProcessRuntime):
         group: a ProcessGroup with the nccl backend, or a DeviceMesh of one dimension.
         machine: a profile whose engine is "cuda" (PyTorch for ROCm: "hip"), the same on every rank.
         timeout_s: the longest time of any wait, on the device or in a rendezvous, in seconds.
+        most_window_bytes: as for `ProcessRuntime`.
 
     Attributes:
         process_group: the group.

@@ -356,6 +356,8 @@ def refusals() -> None:
     refused("a torch.dtype is needed", dtype="float32")
     refused("a mailbox holds float32, float16 or bfloat16", dtype=torch.int32, mailbox=True)
     refused("signals=-1", signals=-1)
+    refused("mailbox='x'", mailbox="x")
+    refused(" free; smaller sizes or fewer ranks need less", shape=(2**40, 2**40))
     refused("timeout_s=0", timeout_s=0)
     for shape, sizes in ((4, (4,)), (np.int64(4), (4,)), ([np.int32(2), 3], (2, 3))):
         assert fd.local_windows(1, shape, torch.int32)[0].tensor.shape == sizes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch_on_double import Rank, Shortly
 from values_worker import close, draw
 
@@ -14,6 +15,8 @@ from ficco.engines.prepared import PreparedCall
 from ficco.modules import call_cache
 
 __all__ = ["product_before_launch", "product_without_launch"]
+
+_HELD_S = 10.0  # longer than the check takes
 
 
 class _Order:
@@ -66,7 +69,6 @@ def product_before_launch(rank: int, world: int) -> None:
 
 def product_without_launch(here: Rank, world: int) -> None:
     """Memory is full behind a product: a call on another stream comes after the product."""
-    late_s = 0.5
 
     def call(x: torch.Tensor) -> torch.Tensor:
         return ficco.matmul_all_reduce(x, torch.ones(4, 6), schedule="one_shot_pull")
@@ -77,7 +79,8 @@ def product_without_launch(here: Rank, world: int) -> None:
         close(call(torch.ones(70, 4)), want, f"turn {turn}")
     if here.rank == 1:
         here.waits = False
-        here.compute._enqueue("late", lambda: time.sleep(late_s))
+        held, first = threading.Event(), here.stream
+        here.compute._enqueue("held", lambda: held.wait(_HELD_S))
         given, allocate = torch.full((70, 4), 100.0), call_cache.CachedCall._results
 
         def full(*args: Any) -> Any:
@@ -93,8 +96,12 @@ def product_without_launch(here: Rank, world: int) -> None:
         here.stream = here.calls.new_stream()
         here.compute._thread.stream = here.stream
         here.compute.streams = {here.rank: here.stream}
+        y = call(torch.ones(70, 4))
+        held.set()
+        here.calls.synchronize(first)  # now the product is stored
+        dist.barrier()
     else:
-        time.sleep(2 * late_s)  # rank 1's launch waits for this rank, until the product is stored
-    y = call(torch.ones(70, 4))
+        dist.barrier()  # rank 1's launch waits for this rank's call
+        y = call(torch.ones(70, 4))
     here.calls.synchronize(here.stream)
     close(y, want, "on another stream")

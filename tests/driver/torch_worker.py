@@ -434,10 +434,9 @@ def without_signals(here: Rank, world: int) -> None:
 
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, room_is_used,
-    product_without_launch,
-    plain_made_ready,
-    nothing_to_multiply, diverging, failures, refused_by_driver, one_sided, slow_to_load,
-    at_random, left_open, without_signals, lying_otherwise,
+    product_without_launch, plain_made_ready, nothing_to_multiply, diverging, failures,
+    refused_by_driver, one_sided, slow_to_load, at_random, left_open, without_signals,
+    lying_otherwise,
 )  # fmt: skip
 
 

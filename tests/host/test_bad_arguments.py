@@ -121,6 +121,8 @@ def test_arrays_by_name(node: ficco.Node, planned: bool) -> None:
     given: Any = ficco.lower(problem, ficco.Schedule.named("serial")) if planned else problem
     wrong = [arrays[0], arrays[1] | {"ww": WS[0]}]
     refused(lambda: node.run(given, wrong), "arrays[1] has 'ww', which is no input of all_gather_m")
+    for not_arrays in (None, 3, "x", XS):
+        refused(lambda: node.run(given, [arrays[0], not_arrays]), "arrays[1]=")  # noqa: B023
     assert len(node.run(given, arrays)) == 2, "the node is as it was"
 
 
@@ -147,7 +149,7 @@ def test_a_closed_node_has_no_windows() -> None:
     assert node.window_bytes == 0
 
 
-def test_errors_pass_through_process_pools() -> None:
+def test_errors_are_unpickled_as_they_were() -> None:
     error = ficco.TimeoutExceeded(1, "push.wait", "data[0][0]@1", 2.5, "Restart.")
     same = pickle.loads(pickle.dumps(error))
     assert type(same) is ficco.TimeoutExceeded and str(same) == str(error)

@@ -103,8 +103,8 @@ def test_programs_are_fewer_where_launches_leave_multiprocessors() -> None:
         assert most <= 132 * tables[0].tile.per_sm
         assert fewer <= 128 * tables[1].tile.per_sm, n
         assert fewer < most or most <= 128 * tables[0].tile.per_sm
-    (one,) = {prepare([whole], 512, 64, "bfloat16", DescribedArrays(90, 4), leaves=4).programs}
-    assert one >= 1, "a launch has a program on the smallest device"
+    smallest = prepare([whole], 512, 64, "bfloat16", DescribedArrays(90, 4), leaves=4)
+    assert smallest.programs == smallest.tile.per_sm, "a launch needs one multiprocessor"
 
 
 def test_pushed_parts_are_made_early_where_pushes_take_longer() -> None:
