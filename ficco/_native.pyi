@@ -793,6 +793,21 @@ class GpuProbe:
             GpuError: the device does not respond.
         """
 
+class PreparedSlots:
+    """The slots of a call that repeats with other matrices of the same layout.
+
+    Args:
+        slots: the slot of each matrix, or -1 if it has none.
+        pitches: of all slots, in bytes; see `GpuProgram.start`.
+
+    Raises:
+        ValueError: a slot has no pitch.
+    """
+
+    def __init__(self, slots: list[int], pitches: list[int]) -> None: ...
+    def set_pitch(self, slot: int, pitch: int) -> None:
+        """Change the pitch of a slot. Raises IndexError if there is none."""
+
 class GpuProgram:
     """A bound program of one rank on a GPU. Rows are those of `Program`, with other lanes.
 
@@ -869,10 +884,12 @@ class GpuProgram:
         """
 
     def call_prepared(
-        self, copy: int, stream: int, addresses: list[int], pitches: list[int], followed: bool
+        self, copy: int, stream: int, addresses: list[int], slots: PreparedSlots, followed: bool
     ) -> bool:
         """Make an untraced call like `call`, if no slow path is needed.
 
+        addresses: of the matrices, in the order of the slots.
+        slots: where they go, and all pitches; one call at a time uses them.
         followed: `follow` has put the stream behind the last call already.
 
         Returns False and enqueues nothing if a segment has no launches, or launches that do not fit
@@ -1004,4 +1021,57 @@ class TensorReader:
         Equal bytes mean equal facts, for elements of whole bytes that are not conjugated. Returns
         None if an object is of another type, or is a tensor that has no strides, or is a view that
         negates its memory.
+        """
+
+class CallFinder:
+    """Finds the cached call of a function's arguments, with no Python function of its own.
+
+    A key is that of `ficco.modules.call_cache.key_of`.
+
+    Args:
+        reader: reads the facts of tensors.
+        calls: the cached calls, an OrderedDict.
+        unordered: with fewer calls, the order does not matter.
+        observers: functions of nothing that return something true if a call must be observed.
+        forward: a dictionary and a key of it: the level of forward-mode AD, negative if there is
+            none.
+        recording: returns whether gradients are recorded.
+        group_of: returns the ProcessGroup of a group, its name, its mesh or None.
+        automatic: the schedule that differs in captures, and a function that returns whether the
+            current stream is captured.
+    """
+
+    def __init__(
+        self,
+        reader: TensorReader,
+        calls: dict[Any, Any],
+        unordered: int,
+        observers: tuple[Callable[[], object], ...],
+        forward: tuple[dict[str, int], str],
+        recording: Callable[[], bool],
+        group_of: Callable[[Any], Any],
+        automatic: tuple[str, Callable[[], bool]],
+    ) -> None: ...
+    def find(
+        self,
+        op: str,
+        x: Any,
+        w: Any,
+        absent: tuple[None, ...],
+        group: Any,
+        schedule: Any,
+        rest: tuple[Any, ...],
+        grain: Any,
+    ) -> Any:
+        """Return the cached call of one input and one weight on a GPU, or None.
+
+        Args:
+            op: the operator's name.
+            x: the input.
+            w: the weight.
+            absent: the operator's optional tensors, all absent.
+            group: as the user gave it.
+            schedule: as the user gave it.
+            rest: the operator's further arguments.
+            grain: as the user gave it.
         """

@@ -6,7 +6,4 @@ from ficco import _native
 
 __all__ = ["is_set"]
 
-
-def is_set(name: str) -> bool:
-    """Return whether a variable is set to anything other than the empty string or 0."""
-    return _native.is_set(name)
+is_set = _native.is_set  # (name): whether it is set to anything other than the empty string or 0

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ficco import _native
 from ficco.compute import DeviceCompute
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines.launches import Launches
@@ -70,7 +71,7 @@ class PreparedCall:
     """
 
     __slots__ = (
-        "__weakref__", "_compute", "_launches", "_pitches", "_program", "_rows", "_slots", "_state",
+        "__weakref__", "_compute", "_launches", "_program", "_rows", "_slots", "_state",
         "_workspaces", "call", "leader", "window",
     )  # fmt: skip
 
@@ -86,15 +87,17 @@ class PreparedCall:
     ) -> None:
         self._program, self._launches, self._compute = program, launches, compute
         numbers, total, workspaces = slots
-        self._slots = [numbers.get(name, -1) for name in arrays]
-        self._workspaces = [(b, numbers[b.name]) for b in workspaces if b.name in numbers]
-        addresses, self._pitches = [0] * total, [0] * total  # pitches in bytes; unused for windows
-        for buffer, slot in self._workspaces:
-            self._pitches[slot] = buffer.cols * ELEMENT_BYTES[buffer.dtype]
-        for name, slot in zip(arrays, self._slots, strict=True):
+        self._workspaces = [b for b in workspaces if b.name in numbers]
+        addresses, pitches = [0] * total, [0] * total  # pitches in bytes; unused for windows
+        placed = [numbers.get(name, -1) for name in arrays]
+        for name, slot in zip(arrays, placed, strict=True):
             if slot >= 0:
-                addresses[slot], self._pitches[slot] = compute.place(arrays[name])
-        launches.place(arrays, addresses, self._pitches)
+                addresses[slot], pitches[slot] = compute.place(arrays[name])
+        for buffer in self._workspaces:
+            placed.append(numbers[buffer.name])
+            pitches[placed[-1]] = buffer.cols * ELEMENT_BYTES[buffer.dtype]
+        launches.place(arrays, addresses, pitches)
+        self._slots = _native.PreparedSlots(placed, pitches)
         self._rows = [
             (numbers[name], item_bytes(arrays[name]))
             for name in arrays
@@ -141,22 +144,18 @@ class PreparedCall:
             RuntimeError: the group has failed; no wait and no send was enqueued.
             GpuError: a driver call failed; the group has then failed, too.
         """
-        if self.stale:
+        if self._launches.state is not self._state:
             return False
-        by_slot = [0] * len(self._pitches)
-        for slot, address in zip(self._slots, addresses, strict=True):
-            if slot >= 0:
-                by_slot[slot] = address
         if self._rows:
             for (slot, size), length in zip(self._rows, lengths, strict=True):
-                self._pitches[slot] = length * size  # that of indices says where the last bag ends
+                self._slots.set_pitch(slot, length * size)  # says where the last bag ends
         workspaces = []  # kept until the call is enqueued; stream order protects them afterwards
-        for buffer, slot in self._workspaces:
-            workspaces.append(self._compute.empty(buffer.rows, buffer.cols, buffer.dtype))
-            by_slot[slot] = self._compute.place(workspaces[-1])[0]
+        if self._workspaces:
+            workspaces = [self._compute.empty(b.rows, b.cols, b.dtype) for b in self._workspaces]
+            addresses = [*addresses, *(self._compute.place(array)[0] for array in workspaces)]
         try:
             followed = self.leader is not None
-            return bool(self._program.call_prepared(copy, stream, by_slot, self._pitches, followed))
+            return bool(self._program.call_prepared(copy, stream, addresses, self._slots, followed))
         except BaseException:
             self._program.abandon()
             raise

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from ficco import _native
 
-__all__ = ["reader_of"]
+__all__ = ["CallFinder", "reader_of"]
+
+CallFinder = _native.CallFinder
 
 _log = logging.getLogger("ficco")
 
 
-def reader_of(tensor: type, parameter: type) -> Callable[[tuple[Any, ...]], bytes | None] | None:
-    """Return a function of tensors that returns their facts; see `_native.TensorReader.facts`.
+def reader_of(tensor: type, parameter: type) -> _native.TensorReader | None:
+    """Return a reader of tensors' facts.
 
     Args:
         tensor: the type of tensors, with DLPack's C exchange API. PyTorch 2.9 lacks it.
@@ -24,7 +24,7 @@ def reader_of(tensor: type, parameter: type) -> Callable[[tuple[Any, ...]], byte
         None if the type has no such API, or one that cannot be used here.
     """
     try:
-        return _native.TensorReader(tensor, parameter).facts
+        return _native.TensorReader(tensor, parameter)
     except (AttributeError, RuntimeError, ValueError) as error:
         _log.info("keys of calls are made of attributes of tensors: %s", error)
         return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,25 +28,29 @@ if TYPE_CHECKING:
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
 __all__ = [
+    "UNORDERED_CALLS",
     "CachedCall",
+    "calls",
     "evenly",
     "find",
     "is_input",
     "keep",
     "key_of",
     "readable",
+    "reader",
     "row_of",
     "shaped",
     "taken_as",
 ]
 
 MAX_CALLS = 256  # cached calls; the least recently used call is dropped first
+UNORDERED_CALLS = MAX_CALLS // 2  # with fewer, order does not matter
 _ALIGNMENT = 16  # of addresses (bytes) and row pitches (elements), for the pack's kernels
 _MAX_TRIES = 8  # how often a call tries to prepare itself between two prepared calls
 
 Tensor = torch.Tensor
 _STRIDED = torch.strided
-_cache: OrderedDict[Any, CachedCall] = OrderedDict()
+calls: OrderedDict[Any, CachedCall] = OrderedDict()  # by key
 _NO_LENGTHS: Mapping[int, int] = {}
 
 
@@ -55,7 +58,8 @@ def _no_prepared_call() -> None:
     return None
 
 
-_facts_of = reader_of(Tensor, torch.nn.Parameter)  # None: this PyTorch lacks the API
+reader = reader_of(Tensor, torch.nn.Parameter)  # None: this PyTorch lacks the API
+_facts_of = None if reader is None else reader.facts
 
 
 class CachedCall:
@@ -132,6 +136,20 @@ class CachedCall:
         """Whether the windows were made anew since the choice."""
         return self._moves is not None and self._moves != self._runtime.moves
 
+    def repeat(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Enqueue the call as `run` does, and return its only result; None: it is not valid now.
+
+        It makes the checks of `find`, without further Python functions, which take the host time.
+        """
+        if not self.ready or self.changes != groups.changes():
+            return None
+        if self._moves is not None and self._moves != self._runtime.moves:
+            return None
+        if self._library is None or not self._flat:
+            return self.run(tensors)[0]
+        self._runtime.check_alive()
+        return self._library(tensors)[0]
+
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
         if self._library is not None:
@@ -142,14 +160,9 @@ class CachedCall:
             # the tensors do where no library multiplies.
             tensors_do = self._flat or prepared.leader is None
             inputs = tensors if tensors_do else tuple(self._matrices(tensors).values())
+            lengths = [tensors[place].shape[0] for place in self._lengths] if self._lengths else ()
             stream = current_stream(self._device)
-            lengths: Sequence[int] = ()
-            if self._lengths:
-                lengths = [tensors[place].shape[0] for place in self._lengths]
-            # Only products and `execute` need matrices of the results.
-            stored = prepared.leader is not None and prepared.leader.stores_results
-            results = partial(self._results, tensors[0], stored)
-            made = self._runtime.run_prepared(prepared, inputs, results, stream, lengths)
+            made = self._runtime.run_prepared(prepared, inputs, self._results, stream, lengths)
             if made is not None:
                 self._tries_left = _MAX_TRIES
                 return made
@@ -249,15 +262,15 @@ def find(key: Any) -> CachedCall | None:
     if key is None:
         return None
     try:
-        call = _cache.get(key)
-        if call is not None and len(_cache) >= MAX_CALLS // 2:  # with fewer, order does not matter
-            _cache.move_to_end(key)
+        call = calls.get(key)
+        if call is not None and len(calls) >= UNORDERED_CALLS:
+            calls.move_to_end(key)
     except KeyError:  # another thread has just dropped it: this call is made anew
         return None
     except TypeError:  # some argument has no hash
         return None
     if call is not None and call.changes != groups.changes():
-        _cache.clear()
+        calls.clear()
         return None
     return call if call is not None and call.ready and not call.moved else None
 
@@ -265,11 +278,11 @@ def find(key: Any) -> CachedCall | None:
 def keep(key: Any, call: CachedCall) -> None:
     """Cache a call that has succeeded."""
     try:
-        _cache[key] = call
+        calls[key] = call
     except TypeError:
         return
-    if len(_cache) > MAX_CALLS:
-        _cache.popitem(last=False)
+    if len(calls) > MAX_CALLS:
+        calls.popitem(last=False)
 
 
 def shaped(ys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ficco import registry
-from ficco.modules import autograd, operators
-from ficco.modules.call_cache import find, key_of
-from ficco.modules.routes import DIRECT, RECORDED, autocast, custom, is_custom, perform, survey
+from ficco.engines.environment import is_set
+from ficco.engines.tensor_facts import CallFinder
+from ficco.modules import autograd, call_cache, groups, operators
+from ficco.modules.auto import AUTO
+from ficco.modules.call_cache import CachedCall, find, key_of
+from ficco.modules.routes import (
+    DIRECT,
+    FORWARD_LEVEL,
+    OBSERVERS,
+    RECORDED,
+    autocast,
+    custom,
+    is_custom,
+    perform,
+    survey,
+)
 from ficco.private.torch_core import DisableAutocast
 from ficco.schedule import Schedule
 
 __all__ = ["dispatch", "repeated", "requires_grad"]
 
 Tensor = torch.Tensor
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 def repeated(
     name: str,
     x: Any,
     w: Any,
-    more: tuple[None, ...],
+    absent: tuple[None, ...],
     group: Any,
     schedule: str | Schedule,
     facts: tuple[Any, ...],
@@ -35,18 +50,61 @@ def repeated(
         name: of the operator.
         x: the input.
         w: the weight.
-        more: the optional tensors of the operator, all absent.
+        absent: the optional tensors of the operator, all absent.
         group: as the user gave it.
         schedule: as the user gave it.
         facts: the operator's further arguments, as `operators.run` orders them.
         grain: as the user gave it.
+
+    Raises: as the call; the group's other ranks are notified.
     """
+    if _compiling():
+        return None
+    call = _find(name, x, w, absent, group, schedule, facts, grain)
+    if call is None:
+        return None
+    try:
+        return call.repeat((x, w))
+    except Exception as error:  # as `groups.collective` does
+        groups.refuse(group, error)
+        raise
+
+
+def _find_in_python(
+    name: str,
+    x: Any,
+    w: Any,
+    absent: tuple[None, ...],
+    group: Any,
+    schedule: str | Schedule,
+    facts: tuple[Any, ...],
+    grain: int | None,
+) -> CachedCall | None:
+    """Return the cached call of these arguments, as `_native.CallFinder.find` does."""
     if not isinstance(x, Tensor) or not x.is_cuda or not isinstance(w, Tensor):
         return None  # only calls on GPUs are cached
     if type(grain) not in (int, type(None)) or survey((x, w)) != DIRECT:
         return None
-    call = find(key_of(name, group, x, (w, *more), schedule, *facts, grain))
-    return None if call is None else call.run((x, w))[0]
+    return find(key_of(name, group, x, (w, *absent), schedule, *facts, grain))
+
+
+def _finder() -> Callable[..., CachedCall | None]:
+    if call_cache.reader is None:
+        return _find_in_python
+    found: Callable[..., CachedCall | None] = CallFinder(
+        call_cache.reader,
+        calls=call_cache.calls,
+        unordered=call_cache.UNORDERED_CALLS,
+        observers=(partial(is_set, "FICCO_DISABLE"), *OBSERVERS),
+        forward=FORWARD_LEVEL,
+        recording=torch.is_grad_enabled,
+        group_of=groups.process_group,
+        automatic=(AUTO, torch.cuda.is_current_stream_capturing),
+    ).find
+    return found
+
+
+_find = _finder()
 
 
 def dispatch(name: str, args: tuple[Any, ...], way: int) -> Any:

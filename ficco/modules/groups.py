@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -342,9 +342,11 @@ def _one_queue() -> bool:
     return cuda.shares_one_queue()
 
 
-def changes() -> int:
-    """Return a number that changes whenever a group is opened or closed for GPUs."""
-    return _changes[0]
+changes: Callable[[], int] = partial(_changes.__getitem__, 0)
+"""Returns a number that changes whenever a group is opened or closed for GPUs.
+
+No Python function, because each call asks.
+"""
 
 
 def _count_change() -> None:

@@ -20,10 +20,15 @@ Bound = TypeVar("Bound")
 
 
 class BoundPrograms(Generic[Bound]):
-    """An LRU cache of bound programs, by problem and schedule."""
+    """An LRU cache of bound programs, by problem and schedule.
+
+    Attributes:
+        is_ordered: whether so many programs are cached that their order matters.
+    """
 
     def __init__(self) -> None:
         self._programs: OrderedDict[tuple[Problem, Schedule], Bound] = OrderedDict()
+        self.is_ordered = False
 
     def get(self, problem: Problem, schedule: Schedule, bind: Callable[[], Bound]) -> Bound:
         """Return the cached program, or bind it now. `bind` may clear the cache."""
@@ -32,9 +37,10 @@ class BoundPrograms(Generic[Bound]):
         if bound is None:
             bound = bind()
             self._programs[key] = bound
+            self.is_ordered = len(self._programs) >= BOUND_PROGRAMS // 2
             if len(self._programs) > BOUND_PROGRAMS:
                 self._programs.popitem(last=False)
-        elif len(self._programs) >= BOUND_PROGRAMS // 2:  # below that, order does not matter yet
+        elif self.is_ordered:
             self._programs.move_to_end(key)
         return bound
 
@@ -47,8 +53,8 @@ class BoundPrograms(Generic[Bound]):
         return iter(list(self._programs.values()))
 
     def used(self, problem: Problem, schedule: Schedule) -> None:
-        """Mark a cached program as just used, as `get` does."""
-        if len(self._programs) >= BOUND_PROGRAMS // 2 and (problem, schedule) in self._programs:
+        """Mark a cached program as just used, as `get` does. Needless unless `is_ordered`."""
+        if (problem, schedule) in self._programs:
             self._programs.move_to_end((problem, schedule))
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
@@ -58,6 +64,7 @@ class BoundPrograms(Generic[Bound]):
     def clear(self) -> None:
         """Drop all programs."""
         self._programs.clear()
+        self.is_ordered = False
 
 
 def check_machine(world: int, machine: Machine, engine: str = "host") -> None:

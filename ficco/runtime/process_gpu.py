@@ -226,7 +226,7 @@ class GpuProcessRuntime(ProcessRuntime):
         self,
         prepared: PreparedCall,
         inputs: Sequence[Any],
-        results: Callable[[], tuple[list[Any], list[Any]]],
+        results: Callable[[Any, bool], tuple[list[Any], list[Any]]],
         stream: int,
         lengths: Sequence[int] = (),
     ) -> list[Any] | None:
@@ -238,9 +238,9 @@ class GpuProcessRuntime(ProcessRuntime):
         Args:
             prepared: a prepared call of this runtime.
             inputs: its matrices but for the results, in the order in which `prepared` got them.
-            results: allocates the call's results, and returns them and what has their addresses;
-                their matrices, if a product is stored in one. If the call fails, these are filled
-                with NaN.
+            results: allocates the call's results like an input, and returns them and what has
+                their addresses: their matrices if the second argument is true, as a product is
+                stored in one. If the call fails, these are filled with NaN.
             stream: the current stream of this rank's device, which is the current device.
             lengths: of the rows whose length may differ from call to call.
 
@@ -257,11 +257,11 @@ class GpuProcessRuntime(ProcessRuntime):
                 return None
             if len(places) > 1:  # native code checks for failures only in the last place
                 self._check_alive()
-            copy, leader = self._calls % 2, prepared.leader
+            copy, leader, x = self._calls % 2, prepared.leader, inputs[0]
             late = leader is not None and not leader.stores_results
             led = made = False
             try:
-                ys, matrices = ([], []) if late else results()
+                ys, matrices = ([], []) if late else results(x, leader is not None)
                 if leader is not None:
                     led = prepared.follow(stream)
                     if not led:
@@ -271,7 +271,7 @@ class GpuProcessRuntime(ProcessRuntime):
                     except BaseException as error:
                         self._raise_failed(call, matrices, error)
                 if late:
-                    ys, matrices = results()
+                    ys, matrices = results(x, False)
                 addresses = [matrix.data_ptr() for matrix in (*inputs, *matrices)]
                 try:
                     made = prepared.run(addresses, copy, stream, lengths)
@@ -284,7 +284,8 @@ class GpuProcessRuntime(ProcessRuntime):
                 return None
             self._calls += 1
             self._last = call
-            self._bound.used(call.problem, call.schedule)
+            if self._bound.is_ordered:
+                self._bound.used(call.problem, call.schedule)
             return ys
 
     def _raise_failed(self, call: Call, matrices: Sequence[Any], error: BaseException) -> NoReturn:

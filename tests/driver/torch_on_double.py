@@ -293,7 +293,7 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     import torch.distributed._symmetric_memory as symmetric
 
     from ficco.kernels import pack
-    from ficco.modules import call_cache, dense_tables, table_optimizers
+    from ficco.modules import call_cache, dense_tables, dispatching, table_optimizers
     from ficco.modules.call_cache import CachedCall
     from ficco.runtime import process_gpu
 
@@ -324,6 +324,7 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     }  # fmt: skip
     for name, value in given.items():
         setattr(gpus, name, value)
+    dispatching._find = dispatching._finder()  # which keeps functions of torch
     symmetric.empty, symmetric.rendezvous = here.empty, here.rendezvous  # type: ignore[assignment]
     process_gpu.LEAST = LEAST
     runtime: Any = process_gpu.GpuProcessRuntime
@@ -347,8 +348,8 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     def run_prepared_and_wait(
         self: Any, prepared: Any, inputs: Any, results: Any, *rest: Any
     ) -> Any:
-        def placed_results() -> Any:
-            ys, matrices = results()
+        def placed_results(*args: Any) -> Any:
+            ys, matrices = results(*args)
             for y in ys:
                 here.compute.place(y)
             return ys, matrices

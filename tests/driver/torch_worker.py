@@ -95,19 +95,31 @@ def gradients(here: Rank, world: int) -> None:
 
 
 class _Hits:
-    """Counts the calls that are made as ones that were made before."""
+    """Counts the calls that are made as ones that were made before.
 
-    def __init__(self) -> None:
+    by_native_code: whether native code reads the tensors. It cannot with a PyTorch that has no C
+        exchange API of DLPack.
+    """
+
+    def __init__(self, by_native_code: bool = True) -> None:
+        if not by_native_code:
+            call_cache.reader = call_cache._facts_of = None
+            dispatching._find = dispatching._finder()
         self.found: list[bool] = []
-        find = call_cache.find
+        find, find_one = call_cache.find, dispatching._find
 
         def counted(key: Any) -> Any:
             call = find(key)
             self.found.append(call is not None)
             return call
 
+        def counted_one(*args: Any) -> Any:
+            call = find_one(*args)
+            self.found.append(call is not None)
+            return call
+
         operators.find = counted  # type: ignore[attr-defined]
-        dispatching.find = counted  # type: ignore[attr-defined]
+        dispatching._find = counted_one
 
     def last(self) -> bool:
         return self.found[-1]
@@ -115,9 +127,7 @@ class _Hits:
 
 def calls_again(here: Rank, world: int) -> None:
     """The same call with other tensors, laid out in every way, is right, and find."""
-    hits, rank = _Hits(), here.rank
-    # None: as with a PyTorch that has no C exchange API of DLPack.
-    call_cache._facts_of = None if world == 3 else call_cache._facts_of
+    hits, rank = _Hits(by_native_code=world != 3), here.rank
 
     def gather(
         turn: int, way: int, schedule: Any, w: Tensor, bias: Tensor | None, turned: bool

@@ -382,7 +382,7 @@ def serving(mesh: DeviceMesh) -> None:
     assert len(os.listdir("/proc/self/task")) <= tasks, "threads grew"
     assert threading.active_count() <= threads
     kept = groups.runtime(mesh)._bound._programs
-    assert len(kept) <= BOUND_PROGRAMS and len(call_cache._cache) <= call_cache.MAX_CALLS
+    assert len(kept) <= BOUND_PROGRAMS and len(call_cache.calls) <= call_cache.MAX_CALLS
     ficco.close(mesh)
     ficco.prepare(mesh, machine="mesh4")
     large = parallelize_module(nn.Linear(256, 64 * world), mesh, ColwiseParallel(

@@ -191,6 +191,7 @@ NB_MODULE(_native, module) {
     bind_program(module);
     bind_shared(module);
     ficco::bind::bind_tensors(module);
+    ficco::bind::bind_call_finder(module);
     ficco::bind::bind_gpu(module);
     ficco::bind::bind_driver_calls(module);
     ficco::bind::bind_hip(module);
