@@ -3,17 +3,19 @@
 Numbers only: neither torch nor Triton is needed here. The model: a persistent GEMM takes the number
 of rounds of its tiles over the multiprocessors, times the cost of such a tile. Partial tiles at the
 end of parts and columns cost as much as whole ones. Tiles of a partial round are split (split-k) if
-that gains; the round then takes the fraction of a round that it fills.
+that gains; the round then takes the fraction of a round that it fills. Each part reads all of b.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 __all__ = [
-    "TILES", "UNSHARED", "Shares", "Tile", "busiest", "choose_tile", "count_tiles", "shared_tiles",
+    "TILES", "UNSHARED", "Shares", "Tile", "Work", "choose_tile", "count_tiles", "shared_tiles",
+    "work_of",
 ]  # fmt: skip
 
 
@@ -27,6 +29,8 @@ class Tile(NamedTuple):
         group: rows of tiles that are visited together, so that they share columns of b in L2.
         per_sm: programs that fit on a multiprocessor.
         speed: speed of a full multiprocessor with such tiles, relative to the first of the class.
+        read: cost of reading a column of b once for each part, in elements that a multiprocessor
+            computes in that time.
     """
 
     rows: int
@@ -37,24 +41,26 @@ class Tile(NamedTuple):
     group: int
     per_sm: int
     speed: float
+    read: float = 0.0
 
 
-# The tile with the fastest estimate is chosen, the first of equals. Speeds of the first three of 2
-# bytes are relative to the first, measured over 13 gathers and 10 pushes (H200, 2026-11-22: 0.80 to
-# 0.83 and 0.81 to 0.92; 0.86 to 0.93 and 0.79 to 0.88); the others are estimates. With bulk loads,
-# tiles of 2 bytes spill no registers, and `per_sm` programs fit.
+# The tile with the fastest estimate is chosen, the first of equals. Speeds and reads of 2 bytes
+# were fitted to the times of all tiles on 29 random shapes with 2 to 7 parts (H100, 2026-11-27,
+# bench/results/ab/tiles_h100x1.json). There the chosen tile takes 1% longer than the fastest, in
+# the geometric mean. Those of 4 bytes are estimates. With bulk loads, tiles of 2 bytes spill no
+# registers, and `per_sm` programs fit.
 TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
     2: (
         # The most multiplications per byte read. Groups of 8 rows cost 3 %.
-        Tile(128, 256, 64, 8, 3, 16, 1, 1.00),
+        Tile(128, 256, 64, 8, 3, 16, 1, 1.00, 1.5),
         # If the former leaves much of the last round empty.
-        Tile(128, 128, 64, 8, 4, 8, 1, 0.85),
+        Tile(128, 128, 64, 8, 4, 8, 1, 0.77, 2.0),
         # Parts of up to 64 rows.
-        Tile(64, 256, 64, 4, 4, 8, 1, 0.87),
+        Tile(64, 256, 64, 4, 4, 8, 1, 0.64, 1.5),
         # Few rows and columns: larger tiles would multiply unused rows.
-        Tile(64, 128, 64, 4, 4, 8, 2, 0.75),
+        Tile(64, 128, 64, 4, 4, 8, 2, 0.56, 2.0),
         # Too few tiles for all multiprocessors.
-        Tile(64, 64, 64, 4, 4, 8, 2, 0.50),
+        Tile(64, 64, 64, 4, 4, 8, 2, 0.33, 2.4),
     ),
     4: (
         # float32 is multiplied on the ordinary units, from registers: larger tiles spill.
@@ -89,6 +95,9 @@ UNSHARED = Shares(0, 1)
 # and the most programs per tile, as one of them sums all slices.
 _SHARE_DEPTH = 1200
 _MOST_SHARES = 4
+# The time of a program that has a multiprocessor for itself, over that of two that share one, for
+# tiles of which two fit (fitted as the speeds above).
+_ALONE = 0.51
 _LEAST_STEPS = 16  # of the depth; an end has some more steps than other slices
 
 
@@ -158,17 +167,45 @@ def choose_tile(
     return min(_fitting(rows, element_bytes), key=cost)
 
 
-def busiest(
-    rows: Sequence[int], cols: Sequence[int], element_bytes: int, processors: int, k: int
-) -> float:
-    """Return the elements of c that the busiest multiprocessor computes in a launch, in rounds.
+class Work(NamedTuple):
+    """The time of a launch on one multiprocessor, for predictions.
 
-    The number is the equivalent for the fastest tiles, for parts without pushes; the arguments are
-    those of `choose_tile`.
+    The unit is the time of one element of c by a library, at its median rate.
+
+    Attributes:
+        whole: of all parts, if none waits.
+        last: of the last part, if it comes when all others are complete.
     """
-    return min(
-        _made(tile, rows, cols, processors, k, 0)[-1] for tile in _fitting(rows, element_bytes)
-    )
+
+    whole: float
+    last: float
+
+
+# The time of the fastest tiles of a class, over that of as much work by a library at its median
+# rate (for 2 bytes fitted to 330 gathers on random shapes, 2 and 4 H100s, 2026-11-27).
+_FASTEST = {2: 0.87, 4: 1.0}
+
+
+def work_of(
+    rows: Sequence[int],
+    cols: Sequence[int],
+    element_bytes: int,
+    processors: int,
+    k: int,
+    apart: int = 0,
+) -> Work:
+    """Return the work of a launch whose parts are not pushed; arguments: see `choose_tile`."""
+    aligned = k * element_bytes % 16 == 0
+    tile = choose_tile(rows, cols, element_bytes, processors, aligned, (), k, apart)
+    counts = count_tiles(rows, cols, tile)
+    shares = shared_tiles(sum(counts), sum(counts[apart:]), processors * tile.per_sm, tile, k)
+    rounds: float = -(-counts[-1] // (processors * tile.per_sm))
+    if shares.tiles >= counts[-1] > 0:
+        rounds = 1 / shares.among + _SHARE_DEPTH / k
+    last = math.hypot(rounds * _round_cost(tile, sum(counts), processors), cols[-1] * tile.read)
+    whole = _made(tile, rows, cols, processors, k, apart)[-1]
+    unit = _FASTEST[element_bytes]
+    return Work(unit * whole, unit * last)
 
 
 def _fitting(rows: Sequence[int], element_bytes: int) -> list[Tile]:
@@ -188,12 +225,19 @@ def _made(
 ) -> list[float]:
     """Return when each part is complete, in units of `cost`."""
     at_once = processors * tile.per_sm
-    round_cost = tile.per_sm * tile.rows * tile.cols / tile.speed
     done = list(accumulate(count_tiles(rows, cols, tile), initial=0))
+    round_cost = _round_cost(tile, done[-1], processors)
     ends = [-(-count // at_once) * round_cost for count in done[1:]]
     most = 0 if apart is None else done[-1] - done[apart]
     last = shared_tiles(done[-1], most, at_once, tile, k)
     if last.tiles:
         rounds = done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k
         ends[-1] = rounds * round_cost
-    return ends
+    reads = accumulate(width * tile.read for width in cols)
+    return [math.hypot(end, read) for end, read in zip(ends, reads, strict=True)]
+
+
+def _round_cost(tile: Tile, tiles: int, processors: int) -> float:
+    """Return the cost of a round, in which multiprocessors run `per_sm` programs unless few are."""
+    cost = tile.per_sm * tile.rows * tile.cols / tile.speed
+    return cost * (_ALONE if tiles <= processors < processors * tile.per_sm else 1.0)

@@ -25,7 +25,7 @@ from ficco.selector.book import Book, Point, environment_book, known
 from ficco.selector.candidates import are_few, candidates, plainness, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
-from ficco.selector.rule import MARGIN, estimate_us, reasons
+from ficco.selector.rule import HOST_AMONG_OTHERS, MARGIN, estimate_us, reasons
 from ficco.timeline import REGIMES
 
 __all__ = [
@@ -219,12 +219,14 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    schedules = candidates(facts, machine, gates, alone)
+    schedules, factor = candidates(facts, machine, gates, alone), 1.0
     if regime == "eager":  # one choice serves calls back to back, and calls that are waited for
-        waited = [estimate_us(facts, machine, point, "synchronized") for point in schedules]
+        factor = HOST_AMONG_OTHERS
+        waited = [estimate_us(facts, machine, point, "synchronized", factor) for point in schedules]
         most = waited[0] * (1 + MARGIN)  # that of serial
         schedules = tuple(point for point, us in zip(schedules, waited, strict=True) if us <= most)
-    return [(point, estimate_us(facts, machine, point, regime) / 1e3) for point in schedules]
+    us = [estimate_us(facts, machine, point, regime, factor) for point in schedules]
+    return [(point, time / 1e3) for point, time in zip(schedules, us, strict=True)]
 
 
 def _promising(facts: Facts, machine: Machine, regime: str) -> tuple[list[Schedule], str]:

@@ -27,14 +27,18 @@ from ficco.lowering.scattering import finishes_between
 from ficco.machine import SLICED_ROWS, Link, Machine
 from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
-from ficco.tiling import busiest
+from ficco.tiling import work_of
 
-__all__ = ["MARGIN", "estimate_us", "reasons"]
+__all__ = ["HOST_AMONG_OTHERS", "MARGIN", "estimate_us", "reasons"]
 
 # Host time of a call that begins behind a wait for the device, over that of one behind another
 # call, likely because the processor's caches are cold. On 1,320 measured calls on 2 and 4 H200s,
 # the error was least with this factor, of 1, 1.5 and 2 (bench/NOTES.md).
 HOST_AFTER_WAIT = 1.5
+# Host time of calls among others, over a profile's: the least of several loops of one call.
+# In four reports on random shapes (bench/NOTES.md) the host took 1.6 to 1.9 times as long. Of the
+# factors 0.7, 1, 1.5 and 2, choices were best with this one, or as good as with 2.
+HOST_AMONG_OTHERS = 1.5
 MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
 
 
@@ -66,7 +70,7 @@ def _own_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     """Return the time to make the own part; chunk by chunk if each step finishes a chunk."""
     rows = facts.m / facts.world
     if schedule.compute == "gated":
-        return _gated_us(facts, machine, rows, schedule.chunks)
+        return _gated_us(facts, machine, [rows / schedule.chunks] * schedule.chunks)[0]
     chunks = schedule.chunks if schedule.cut == "rows" else 1
     if not facts.flow.shares or not finishes_between(schedule):
         chunks = 1
@@ -80,9 +84,15 @@ def _send_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     return moved + costs.signal_us * (facts.world - 1) * schedule.chunks
 
 
-def estimate_us(facts: Facts, machine: Machine, schedule: Schedule, regime: str) -> float:
-    """Return the expected time of a call, in us, in one of `ficco.timeline.REGIMES`."""
+def estimate_us(
+    facts: Facts, machine: Machine, schedule: Schedule, regime: str, host_factor: float = 1.0
+) -> float:
+    """Return the expected time of a call, in us, in one of `ficco.timeline.REGIMES`.
+
+    host_factor: the host's time over that in the profile.
+    """
     device, host = _device(facts, machine, schedule)
+    host *= host_factor
     if regime == "captured":
         return device
     if regime == "eager":
@@ -119,10 +129,9 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     cut, steps, calls = _steps(facts, schedule)
     fused = steps == (1 if schedule.compute == "whole" else grain)
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
-    piece = _step_us(facts, machine, schedule, cut, steps, calls)
-    own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
+    piece, own, last = _works(facts, machine, schedule, cut, steps, calls)
     block = m * facts.n / world * facts.item
-    late = steps * piece / arrivals * edge  # the work on one arrival
+    late = max(steps * piece / arrivals * edge, last)
     made = steps * piece + own
     if facts.gathers:
         stage = machine.stream_us(2.0 * facts.piece_bytes) if cut == world else 0.0
@@ -154,13 +163,23 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     return end + words + costs.call_us, host
 
 
+def _works(
+    facts: Facts, machine: Machine, schedule: Schedule, cut: int, steps: int, calls: int
+) -> tuple[float, float, float]:
+    """Return the times of a step of the work, of the own part, and of one arrival at least."""
+    if facts.gathers and schedule.compute == "gated":
+        return _gathering(facts, machine, schedule, steps)
+    own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
+    return _step_us(facts, machine, schedule, cut, steps, calls), own, 0.0
+
+
 def _step_us(
     facts: Facts, machine: Machine, schedule: Schedule, cut: int, steps: int, calls: int
 ) -> float:
     """Return the time of a step of the work, concurrent with copies; arguments: see `_steps`."""
     costs, world, m = machine.costs, facts.world, facts.m
     if schedule.compute == "gated":
-        piece = _gated_us(facts, machine, m * cut / world, steps) / steps
+        piece = _gated_us(facts, machine, [m * cut / world / steps] * steps)[0] / steps
         if not machine.cores:  # parts of one launch; cores make each separately
             return piece * costs.gemm_beside_copies
     else:
@@ -168,19 +187,51 @@ def _step_us(
     return piece * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
 
 
-def _gated_us(facts: Facts, machine: Machine, rows: float, parts: int) -> float:
-    """Return the time of one launch that makes `rows` rows of the product, in equal parts.
+def _gathering(
+    facts: Facts, machine: Machine, schedule: Schedule, steps: int
+) -> tuple[float, float, float]:
+    """Return the times of a step on peers' parts, of the own part, and of the last part.
 
-    That is its share of the whole GEMM, but at least the rounds of its tiles: few columns or rows
-    give fewer tiles than multiprocessors, and the last tiles of parts are partly empty.
+    One launch makes all parts, each when it has arrived; the own part comes first.
     """
-    share = machine.costs.gated_gemm * _work(facts, machine, facts.m) * rows / facts.m
+    costs, rows, peers = machine.costs, facts.m / facts.world, facts.world - 1
+    parts = peers * schedule.chunks
+    if machine.cores:  # cores make each part separately
+        work = _gated_us(facts, machine, [rows * peers / parts] * parts)[0]
+        step = work / steps * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
+        return step, _own_us(facts, machine, schedule), 0.0
+    heights = [rows, *[rows * peers / parts] * parts]
+    whole, last = _gated_us(facts, machine, heights, own=1)
+    whole *= costs.gemm_beside_copies
+    return whole * peers / facts.world / steps, whole / facts.world, last
+
+
+def _gated_us(
+    facts: Facts, machine: Machine, heights: list[float], own: int = 0
+) -> tuple[float, float]:
+    """Return the time of one launch that makes parts of the product, and of its last part alone.
+
+    The launch takes its share of the whole GEMM, but at least the rounds of its tiles: few columns
+    or rows give fewer tiles than multiprocessors, the last tiles of parts are partly empty, and
+    each part reads all of the weight.
+
+    Args:
+        facts: of the problem.
+        machine: the machine.
+        heights: the rows of the parts.
+        own: number of parts, the first ones, that wait for nothing while others do.
+    """
+    share = machine.costs.gated_gemm * _work(facts, machine, facts.m) / facts.m
+    whole, last = share * sum(heights), share * heights[-1]
     times = machine.gemm_times(facts.dtype)
     if times is None or not times.tiled or not facts.flops or machine.engine != "cuda":
-        return share
-    heights = [max(1, round(rows / parts))] * parts
-    elements = busiest(heights, [facts.n] * parts, facts.item, times.units, facts.k)
-    return max(share, times.busy_us(elements, facts.k))
+        return whole, last
+    rows = [max(1, round(height)) for height in heights]
+    work = work_of(rows, [facts.n] * len(rows), facts.item, times.units, facts.k, own)
+    return (
+        max(whole, times.busy_us(work.whole, facts.k)),
+        max(last, times.busy_us(work.last, facts.k)),
+    )
 
 
 def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:

@@ -11,7 +11,7 @@ from ficco.passes.copies import joined_copies
 from ficco.plan import Buffer, Region, Step, bags_of
 from ficco.program import Bag, Gated, Gemm, OneKernel, Pool, Reduce, Sum, Work
 from ficco.tables import GatherTable, OneKernelTable, PullTable
-from ficco.tiling import busiest
+from ficco.tiling import work_of
 
 __all__ = ["Calls"]
 
@@ -125,26 +125,48 @@ class Calls:
     def parts(self, work: Gated) -> list[float]:
         """Return the duration of each part of a gated launch.
 
-        The parts share its time in proportion to their operations.
+        The parts share its time in proportion to their operations. If parts wait, the last one
+        takes the time of its own tiles, when all others are complete.
         """
-        heights: dict[int, list[int]] = {}  # rows of the parts, by columns
-        sizes = []
-        for part in work.parts:
-            cols = work.n - part.col if part.cols is None else part.cols
-            heights.setdefault(cols, []).append(part.rows)
-            sizes.append(part.rows * cols)
-        whole = sum([self._gated_ns(rows, cols, work.k) for cols, rows in heights.items()])
-        return [whole * size / max(sum(sizes), 1) for size in sizes]
+        launches: dict[int, list[int]] = {}  # places of the parts, by columns
+        for place, part in enumerate(work.parts):
+            launches.setdefault(work.n - part.col if part.cols is None else part.cols, []).append(
+                place
+            )
+        own = sum(part.word < 0 for part in work.parts)
+        waiting = own < len(work.parts)
+        times = [0.0] * len(work.parts)
+        for cols, places in launches.items():
+            rows = [work.parts[place].rows for place in places]
+            whole, last = self._gated_ns(rows, cols, work.k, min(own, len(rows)) if waiting else 0)
+            for place, height in zip(places, rows, strict=True):
+                times[place] = whole * height / max(sum(rows), 1)
+            end = places[-1]
+            if waiting and len(places) > 1 and last > times[end]:
+                others = (whole - last) / max(whole - times[end], 1e-9)
+                times = [
+                    last if place == end else times[place] * (others if place in places else 1.0)
+                    for place in range(len(times))
+                ]
+        return times
 
-    def _gated_ns(self, heights: list[int], n: int, k: int) -> float:
-        """Return the duration of a launch over parts of these rows: at least its tiles' rounds."""
+    def _gated_ns(self, heights: list[int], n: int, k: int, own: int) -> tuple[float, float]:
+        """Return the duration of a launch over parts of these rows, and of its last part alone.
+
+        These are at least the rounds of their tiles. The first `own` parts wait for nothing.
+        """
         machine, times = self.machine, self.machine.gemm_times(self.dtype)
-        whole = self._gemm_ns((sum(heights), n, k, 0)) * machine.costs.gated_gemm
-        if times is None or not times.tiled or machine.engine != "cuda" or not (n and k):
-            return whole
-        item, cols = ELEMENT_BYTES[self.dtype], [n] * len(heights)
-        elements = busiest(heights, cols, item, times.units, k)
-        return max(whole, 1e3 * times.busy_us(elements, k))
+        rows = sum(heights)
+        whole = self._gemm_ns((rows, n, k, 0)) * machine.costs.gated_gemm
+        last = whole * heights[-1] / max(rows, 1)
+        if times is None or not times.tiled or machine.engine != "cuda" or not (n and k and rows):
+            return whole, last
+        item = ELEMENT_BYTES[self.dtype]
+        work = work_of(heights, [n] * len(heights), item, times.units, k, own)
+        return (
+            max(whole, 1e3 * times.busy_us(work.whole, k)),
+            max(last, 1e3 * times.busy_us(work.last, k)),
+        )
 
     # ---- library calls
 

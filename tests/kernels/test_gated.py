@@ -84,9 +84,9 @@ def test_the_last_tiles_are_shared_where_half_of_the_programs_would_be_idle() ->
         assert shared_tiles(tiles, tiles, 132, tile, k) == found, (tiles, k)
         assert shared_tiles(tiles, found.tiles - 1, 132, tile, k) == UNSHARED
     # Then tiles of the first kind take less time than smaller ones, which fill more of the round.
-    assert choose_tile([1024] * 8, [1280] * 8, 2, 132, k=8192) == tile
-    apart = choose_tile([1024] * 8, [1280] * 8, 2, 132, k=8192, apart=None)
-    assert apart == choose_tile([1024] * 8, [1280] * 8, 2, 132) != tile
+    assert choose_tile([1024] * 8, [768] * 8, 2, 132, k=8192) == tile
+    apart = choose_tile([1024] * 8, [768] * 8, 2, 132, k=8192, apart=None)
+    assert apart == choose_tile([1024] * 8, [768] * 8, 2, 132) != tile
 
 
 def test_programs_are_fewer_where_launches_leave_multiprocessors() -> None:

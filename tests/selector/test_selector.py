@@ -22,7 +22,7 @@ from ficco.schedule import Schedule
 from ficco.selector.candidates import points
 from ficco.selector.facts import facts_of
 from ficco.selector.profiles import profile_for
-from ficco.selector.rule import HOST_AFTER_WAIT, MARGIN, estimate_us
+from ficco.selector.rule import HOST_AFTER_WAIT, HOST_AMONG_OTHERS, MARGIN, estimate_us
 from ficco.timeline import REGIMES
 
 # 1000 GFLOP/s are 1e6 operations a us; 1 GB/s are 1e3 bytes a us.
@@ -293,19 +293,23 @@ class TestChoice:
 
     @pytest.mark.parametrize("op", OPERATORS)
     def test_an_eager_choice_serves_calls_that_are_waited_for_too(self, op: str) -> None:
-        """It is then predicted to take no longer than serial; without that rule some do."""
+        """It is then predicted to take no longer than serial; without that rule some do.
+
+        For eager choices the host takes longer than in the profile.
+        """
         machine = Machine.named("h200x2")
         slower = 0
         for m, n, k in product((128, 1024, 8192), (1536, 8192, 16384), (1024, 4096, 16384)):
             problem = Problem.chunked(op, 2, m, n, k, "bfloat16")
-            us = partial(estimate_us, facts_of(problem), machine)
+            usual = {"host_factor": HOST_AMONG_OTHERS}
+            us = partial(estimate_us, facts_of(problem), machine, **usual)
             chosen = selector.choose(problem, machine, "eager", by="rule").schedule
             every = points(op, 2, machine, facts_of(problem).sums)
             most = us(every[0], "synchronized") * (1 + MARGIN)
             assert us(chosen, "synchronized") <= most
             _, fastest = min((us(each, "eager"), number) for number, each in enumerate(every))
             slower += us(every[fastest], "synchronized") > most
-        assert slower or op not in ("all_gather_matmul", "matmul_reduce_scatter")
+        assert slower or op != "all_gather_matmul"
 
     def test_json(self) -> None:
         document = selector.choose(gather(1024, 256, 512), MESH).to_json()

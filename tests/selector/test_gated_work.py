@@ -1,0 +1,100 @@
+"""Predictions of gated launches: their tiles, parts that arrive, and what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ficco.dtypes import ELEMENT_BYTES
+from ficco.machine import Machine
+from ficco.measuring.layout import Layout
+from ficco.schedule import Schedule
+from ficco.selector.facts import facts_of
+from ficco.selector.rule import estimate_us
+from ficco.tiling import TILES, choose_tile, work_of
+
+RESULTS = Path(__file__).parents[2] / "bench/results/ab"
+UNITS, HALF = 132, ELEMENT_BYTES["bfloat16"]
+
+
+def work(rows: list[int], n: int, k: int, own: int = 1) -> tuple[float, float]:
+    """Return the work of a launch of bfloat16 on an H100."""
+    return work_of(rows, [n] * len(rows), HALF, UNITS, k, own)
+
+
+def test_a_last_part_takes_a_round_of_its_tiles() -> None:
+    """Of few tiles, each has a multiprocessor: the last part takes as long as all parts do."""
+    whole, last = work([993, 993], 896, 16128)
+    assert last > 0.9 * whole
+    whole, last = work([4096, 4096], 4096, 4096)
+    assert 0.4 * whole < last < 0.6 * whole
+
+
+def test_tiles_of_a_launch_are_split_together() -> None:
+    """Two parts with 56 tiles each leave no multiprocessor for a second program on a tile."""
+    both, _ = work([993, 993], 896, 16128)
+    alone, _ = work([993], 896, 16128, own=0)
+    assert alone < 0.75 * both
+
+
+def test_each_part_reads_the_weight() -> None:
+    """Parts of few rows take longer the more there are, if the weight is large."""
+    few, many = (work([4] * parts, 16640, 9856)[0] for parts in (2, 8))
+    assert many > 1.5 * few
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "tile"),
+    [
+        ([993, 993], 896, 16128, (128, 128)),
+        ([1316, 1316], 640, 11136, (128, 128)),
+        ([568] * 4, 2240, 6400, (128, 256)),
+        ([2560] * 4, 3584, 8192, (128, 256)),
+        ([51, 51], 768, 31872, (64, 64)),
+        ([5, 5], 3840, 11392, (64, 128)),
+        ([14] * 4, 16640, 9856, (64, 256)),
+    ],
+)
+def test_the_tile_that_was_fastest_is_chosen(
+    rows: list[int], n: int, k: int, tile: tuple[int, int]
+) -> None:
+    """Of all tiles, on an H100 (bench/NOTES.md)."""
+    found = choose_tile(rows, [n] * len(rows), HALF, UNITS, True, (), k, 1)
+    assert found[:2] == tile and found in TILES[HALF]
+
+
+def _schedule(name: str, world: int, machine: Machine) -> Schedule:
+    """Return the schedule of a name in a report of regret.py."""
+    _, name, grain, *more = name.split()
+    schedule = replace(Schedule.named(name), grain=int(grain[1:]))
+    if "in_step" in more:
+        schedule = replace(schedule, pace="in_step")
+    if "edge" in more:
+        schedule = replace(schedule, taper="edge")
+    return schedule.resolve(world, machine)
+
+
+@pytest.mark.parametrize(("name", "world", "most"), [("h100x2", 2, 0.09), ("h100x4", 4, 0.15)])
+def test_gathers_take_what_is_predicted(name: str, world: int, most: float) -> None:
+    """The mean error of captured gated gathers on random shapes.
+
+    The profiles do not contain the shapes; `tiling._FASTEST` was fitted to them. Launches had other
+    tiles then, which took longer on some shapes.
+    """
+    document: dict[str, Any] = json.loads((RESULTS / f"regret_{name}_rivals.json").read_text())
+    machine, errors = Machine.named(name), []
+    for case in document["cases"]:
+        layout = Layout(case["op"], case["m"], case["n"], case["k"], world)
+        facts = facts_of(layout.problem)
+        for way, found in case["ms"]["captured"].items():
+            if facts.gathers and way.startswith("ficco gated_1d"):
+                us = estimate_us(facts, machine, _schedule(way, world, machine), "captured")
+                errors.append(abs(math.log(us / (1e3 * found["median"]))))
+    assert len(errors) > 90
+    assert statistics.mean(errors) < most
