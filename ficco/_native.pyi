@@ -1024,7 +1024,7 @@ class TensorReader:
         """
 
 class CallFinder:
-    """Finds the cached call of a function's arguments, with no Python function of its own.
+    """Finds the cached call of a function's arguments, in native code.
 
     A key is that of `ficco.modules.call_cache.key_of`.
 
@@ -1032,7 +1032,8 @@ class CallFinder:
         reader: reads the facts of tensors.
         calls: the cached calls, an OrderedDict.
         unordered: with fewer calls, the order does not matter.
-        observers: functions of nothing that return something true if a call must be observed.
+        observers: functions without arguments that return something true if a mode or a tracer
+            must see the call.
         forward: a dictionary and a key of it: the level of forward-mode AD, negative if there is
             none.
         recording: returns whether gradients are recorded.
@@ -1064,6 +1065,9 @@ class CallFinder:
         grain: Any,
     ) -> Any:
         """Return the cached call of one input and one weight on a GPU, or None.
+
+        None also if something raises an Exception: the full call raises it again. The caller checks
+        whether the cached call is still valid.
 
         Args:
             op: the operator's name.

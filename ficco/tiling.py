@@ -46,8 +46,8 @@ class Tile(NamedTuple):
 
 # The tile with the fastest estimate is chosen, the first of equals. Speeds and reads of 2 bytes
 # were fitted to the times of all tiles on 29 random shapes with 2 to 7 parts (H100, 2026-11-27,
-# bench/results/ab/tiles_h100x1.json). There the chosen tile takes 1% longer than the fastest, in
-# the geometric mean. Those of 4 bytes are estimates. With bulk loads, tiles of 2 bytes spill no
+# bench/NOTES.md). There the chosen tile takes 1% longer than the fastest, in the geometric mean.
+# Those of 4 bytes are estimates. With bulk loads, tiles of 2 bytes spill no
 # registers, and `per_sm` programs fit.
 TILES: dict[int, tuple[Tile, ...]] = {  # by bytes of an element
     2: (
@@ -168,13 +168,14 @@ def choose_tile(
 
 
 class Work(NamedTuple):
-    """The time of a launch on one multiprocessor, for predictions.
+    """The time of a launch, as work of one multiprocessor, for predictions.
 
     The unit is the time of one element of c by a library, at its median rate.
 
     Attributes:
         whole: of all parts, if none waits.
-        last: of the last part, if it comes when all others are complete.
+        last: of the last part, if it comes when all others are complete; at most `whole`. It may
+            jump where another tile is chosen, or where tiles are split.
     """
 
     whole: float
@@ -194,18 +195,27 @@ def work_of(
     k: int,
     apart: int = 0,
 ) -> Work:
-    """Return the work of a launch whose parts are not pushed; arguments: see `choose_tile`."""
-    aligned = k * element_bytes % 16 == 0
-    tile = choose_tile(rows, cols, element_bytes, processors, aligned, (), k, apart)
+    """Return the work of a launch whose parts are not pushed.
+
+    The arguments are those of `choose_tile`. Rows are taken to be aligned, since ranks do not share
+    their depths. Parts without elements are left out.
+    """
+    own = sum(1 for r, c in zip(rows[:apart], cols[:apart], strict=True) if r and c)
+    sizes = [(r, c) for r, c in zip(rows, cols, strict=True) if r and c]
+    if not sizes:
+        return Work(0.0, 0.0)
+    rows, cols = [r for r, _ in sizes], [c for _, c in sizes]
+    tile = choose_tile(rows, cols, element_bytes, processors, True, (), k, own)
+    whole = _made(tile, rows, cols, processors, k, own)[-1]
     counts = count_tiles(rows, cols, tile)
-    shares = shared_tiles(sum(counts), sum(counts[apart:]), processors * tile.per_sm, tile, k)
-    rounds: float = -(-counts[-1] // (processors * tile.per_sm))
-    if shares.tiles >= counts[-1] > 0:
-        rounds = 1 / shares.among + _SHARE_DEPTH / k
-    last = math.hypot(rounds * _round_cost(tile, sum(counts), processors), cols[-1] * tile.read)
-    whole = _made(tile, rows, cols, processors, k, apart)[-1]
-    unit = _FASTEST[element_bytes]
-    return Work(unit * whole, unit * last)
+    at_once, shares, round_cost = _rounds(tile, counts, processors, k, own)
+    split = min(shares.tiles, counts[-1])
+    rounds: float = -(-(counts[-1] - split) // at_once)
+    if split:
+        rounds += 1 / shares.among + _SHARE_DEPTH / k
+    last = math.hypot(rounds * round_cost, cols[-1] * tile.read)
+    factor = _FASTEST[element_bytes]
+    return Work(factor * whole, factor * min(last, whole))
 
 
 def _fitting(rows: Sequence[int], element_bytes: int) -> list[Tile]:
@@ -224,20 +234,26 @@ def _made(
     apart: int | None,
 ) -> list[float]:
     """Return when each part is complete, in units of `cost`."""
-    at_once = processors * tile.per_sm
-    done = list(accumulate(count_tiles(rows, cols, tile), initial=0))
-    round_cost = _round_cost(tile, done[-1], processors)
-    ends = [-(-count // at_once) * round_cost for count in done[1:]]
-    most = 0 if apart is None else done[-1] - done[apart]
-    last = shared_tiles(done[-1], most, at_once, tile, k)
+    counts = count_tiles(rows, cols, tile)
+    at_once, last, round_cost = _rounds(tile, counts, processors, k, apart)
+    done = list(accumulate(counts))
+    ends = [-(-count // at_once) * round_cost for count in done]
     if last.tiles:
-        rounds = done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k
-        ends[-1] = rounds * round_cost
+        ends[-1] = (done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k) * round_cost
     reads = accumulate(width * tile.read for width in cols)
     return [math.hypot(end, read) for end, read in zip(ends, reads, strict=True)]
 
 
-def _round_cost(tile: Tile, tiles: int, processors: int) -> float:
-    """Return the cost of a round, in which multiprocessors run `per_sm` programs unless few are."""
+def _rounds(
+    tile: Tile, counts: Sequence[int], processors: int, k: int, apart: int | None
+) -> tuple[int, Shares, float]:
+    """Return the programs that run at a time, the tiles that are split, and the cost of a round.
+
+    A round costs less if each program has a multiprocessor for itself.
+    """
+    tiles, at_once = sum(counts), processors * tile.per_sm
+    most = 0 if apart is None else sum(counts[apart:])
+    shares = shared_tiles(tiles, most, at_once, tile, k)
+    programs = max(min(tiles - shares.tiles, at_once), shares.tiles * shares.among)
     cost = tile.per_sm * tile.rows * tile.cols / tile.speed
-    return cost * (_ALONE if tiles <= processors < processors * tile.per_sm else 1.0)
+    return at_once, shares, cost * (_ALONE if programs <= processors < at_once else 1.0)

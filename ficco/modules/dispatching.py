@@ -55,19 +55,11 @@ def repeated(
         schedule: as the user gave it.
         facts: the operator's further arguments, as `operators.run` orders them.
         grain: as the user gave it.
-
-    Raises: as the call; the group's other ranks are notified.
     """
     if _compiling():
         return None
     call = _find(name, x, w, absent, group, schedule, facts, grain)
-    if call is None:
-        return None
-    try:
-        return call.repeat((x, w))
-    except Exception as error:  # as `groups.collective` does
-        groups.refuse(group, error)
-        raise
+    return None if call is None else call.repeat((x, w))
 
 
 def _find_in_python(

@@ -60,6 +60,7 @@ Tensor = torch.Tensor
 _ONE_PLAIN = ((False,), None, None, False)  # one weight: no bias, axes or rows; nothing is kept
 
 
+@collective
 def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
     x: Tensor,
     w: Tensor | Sequence[Tensor],
@@ -109,21 +110,6 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
         y = repeated("all_gather_matmul", x, w, (), group, schedule, _ONE_PLAIN, grain)
         if y is not None:
             return y
-    return _all_gather_matmul(x, w, group, rows, bias, axes, schedule, grain, save_gathered)
-
-
-@collective
-def _all_gather_matmul(  # noqa: PLR0913 - the arguments of the public function
-    x: Tensor,
-    w: Tensor | Sequence[Tensor],
-    group: Any,
-    rows: Sequence[int] | None,
-    bias: Any,
-    axes: Sequence[str] | None,
-    schedule: str | Schedule,
-    grain: int | None,
-    save_gathered: bool,
-) -> Any:
     weights, biases, biased = weights_of(w, bias)
     axes, rows = copied_list(axes), sizes("rows", rows)
     way = survey((x, *weights, *biases))
@@ -185,6 +171,7 @@ def column_matmul(
     return outputs[0] if isinstance(w, Tensor) else tuple(outputs)
 
 
+@collective
 def matmul_reduce_scatter(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],
@@ -223,25 +210,13 @@ def matmul_reduce_scatter(
         y = repeated("matmul_reduce_scatter", x, w, (None,), group, schedule, (None,), grain)
         if y is not None:
             return y
-    return _matmul_reduce_scatter(x, w, group, rows, bias, schedule, grain)
-
-
-@collective
-def _matmul_reduce_scatter(
-    x: Tensor | Sequence[Tensor],
-    w: Tensor | Sequence[Tensor],
-    group: Any,
-    rows: Sequence[int] | None,
-    bias: Tensor | None,
-    schedule: str | Schedule,
-    grain: int | None,
-) -> Tensor:
     xs, ws = pairs_of(x, w)
     args = (xs, ws, bias, sizes("rows", rows), group, schedule, grain)
     way = survey((*xs, *ws, bias))
     return dispatch("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
 
+@collective
 def matmul_all_reduce(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],
@@ -278,23 +253,12 @@ def matmul_all_reduce(
         y = repeated("matmul_all_reduce", x, w, (None,), group, schedule, (), grain)
         if y is not None:
             return y
-    return _matmul_all_reduce(x, w, group, bias, schedule, grain)
-
-
-@collective
-def _matmul_all_reduce(
-    x: Tensor | Sequence[Tensor],
-    w: Tensor | Sequence[Tensor],
-    group: Any,
-    bias: Tensor | None,
-    schedule: str | Schedule,
-    grain: int | None,
-) -> Tensor:
     xs, ws = pairs_of(x, w)
     args = (xs, ws, bias, group, schedule, grain)
     return dispatch("matmul_all_reduce", args, survey((*xs, *ws, bias)))  # type: ignore[no-any-return]
 
 
+@collective
 def all_to_all_matmul(
     x: Tensor,
     w: Tensor,
@@ -330,6 +294,7 @@ def all_to_all_matmul(
     return _exchange("all_to_all_matmul", x, w, splits, group, schedule, grain)
 
 
+@collective
 def matmul_all_to_all(
     x: Tensor,
     w: Tensor,
@@ -379,19 +344,6 @@ def _exchange(
         y = repeated(op, x, w, (), group, schedule, (table,), grain)
         if y is not None:
             return y
-    return _exchange_anew(op, x, w, splits, group, schedule, grain)
-
-
-@collective
-def _exchange_anew(
-    op: str,
-    x: Tensor,
-    w: Tensor,
-    splits: Sequence[Sequence[int]],
-    group: Any,
-    schedule: str | Schedule,
-    grain: int | None,
-) -> Tensor:
     args = (x, w, _splits(splits), group, schedule, grain)
     return dispatch(op, args, survey((x, w)))  # type: ignore[no-any-return]
 

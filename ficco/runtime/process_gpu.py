@@ -238,9 +238,10 @@ class GpuProcessRuntime(ProcessRuntime):
         Args:
             prepared: a prepared call of this runtime.
             inputs: its matrices but for the results, in the order in which `prepared` got them.
-            results: allocates the call's results like an input, and returns them and what has
-                their addresses: their matrices if the second argument is true, as a product is
-                stored in one. If the call fails, these are filled with NaN.
+            results: a function of an input, and of whether a product is stored in a result and so
+                needs matrices. It allocates the results on the input's device, and returns them
+                twice: as tensors, and as what has their addresses. If the call fails, these are
+                filled with NaN.
             stream: the current stream of this rank's device, which is the current device.
             lengths: of the rows whose length may differ from call to call.
 

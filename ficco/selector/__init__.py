@@ -56,7 +56,8 @@ class Choice:
 
     Attributes:
         schedule: the chosen schedule, resolved.
-        predicted_ms: predicted ms per call, or from a book the measured ms; None: no profile.
+        predicted_ms: predicted ms per call, or from a book the measured ms; None: no profile. The
+            rule predicts eager calls on GPUs for a host that is slower by HOST_AMONG_OTHERS.
         by: one of METHODS.
         reasons: the reasons in words, the most important first.
         alternatives: other candidates with their ms, fastest first; from a book, only serial.
@@ -221,7 +222,7 @@ def _by_rule(
 ) -> Predicted:
     schedules, factor = candidates(facts, machine, gates, alone), 1.0
     if regime == "eager":  # one choice serves calls back to back, and calls that are waited for
-        factor = HOST_AMONG_OTHERS
+        factor = 1.0 if machine.engine == "host" else HOST_AMONG_OTHERS
         waited = [estimate_us(facts, machine, point, "synchronized", factor) for point in schedules]
         most = waited[0] * (1 + MARGIN)  # that of serial
         schedules = tuple(point for point, us in zip(schedules, waited, strict=True) if us <= most)

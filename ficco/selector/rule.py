@@ -35,9 +35,8 @@ __all__ = ["HOST_AMONG_OTHERS", "MARGIN", "estimate_us", "reasons"]
 # call, likely because the processor's caches are cold. On 1,320 measured calls on 2 and 4 H200s,
 # the error was least with this factor, of 1, 1.5 and 2 (bench/NOTES.md).
 HOST_AFTER_WAIT = 1.5
-# Host time of calls among others, over a profile's: the least of several loops of one call.
-# In four reports on random shapes (bench/NOTES.md) the host took 1.6 to 1.9 times as long. Of the
-# factors 0.7, 1, 1.5 and 2, choices were best with this one, or as good as with 2.
+# Host time of calls among others, over a profile's, the least of several loops. On random shapes
+# (bench/NOTES.md) it was 1.6 to 1.9. Of the factors 0.7, 1, 1.5 and 2, this one or 2 chose best.
 HOST_AMONG_OTHERS = 1.5
 MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
 
@@ -129,7 +128,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     cut, steps, calls = _steps(facts, schedule)
     fused = steps == (1 if schedule.compute == "whole" else grain)
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
-    piece, own, last = _works(facts, machine, schedule, cut, steps, calls)
+    piece, own, last = _parts(facts, machine, schedule, (cut, steps, calls), more)
     block = m * facts.n / world * facts.item
     late = max(steps * piece / arrivals * edge, last)
     made = steps * piece + own
@@ -163,14 +162,18 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     return end + words + costs.call_us, host
 
 
-def _works(
-    facts: Facts, machine: Machine, schedule: Schedule, cut: int, steps: int, calls: int
+def _parts(
+    facts: Facts, machine: Machine, schedule: Schedule, counts: tuple[int, int, int], more: int
 ) -> tuple[float, float, float]:
-    """Return the times of a step of the work, of the own part, and of one arrival at least."""
+    """Return the times of a step of the work, of the own part, and of the last part to arrive.
+
+    The last is 0 if a step is all that follows an arrival. `counts`: see `_steps`; `more`: see
+    `_uncut`.
+    """
     if facts.gathers and schedule.compute == "gated":
-        return _gathering(facts, machine, schedule, steps)
+        return _gathering(facts, machine, schedule, counts[1], more)
     own = 0.0 if schedule.start == "together" else _own_us(facts, machine, schedule)
-    return _step_us(facts, machine, schedule, cut, steps, calls), own, 0.0
+    return _step_us(facts, machine, schedule, *counts), own, 0.0
 
 
 def _step_us(
@@ -188,20 +191,21 @@ def _step_us(
 
 
 def _gathering(
-    facts: Facts, machine: Machine, schedule: Schedule, steps: int
+    facts: Facts, machine: Machine, schedule: Schedule, steps: int, more: int
 ) -> tuple[float, float, float]:
     """Return the times of a step on peers' parts, of the own part, and of the last part.
 
     One launch makes all parts, each when it has arrived; the own part comes first.
     """
     costs, rows, peers = machine.costs, facts.m / facts.world, facts.world - 1
-    parts = peers * schedule.chunks
+    heights = [rows / schedule.chunks] * (peers * schedule.chunks)
     if machine.cores:  # cores make each part separately
-        work = _gated_us(facts, machine, [rows * peers / parts] * parts)[0]
+        work = _gated_us(facts, machine, heights)[0]
         step = work / steps * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
         return step, _own_us(facts, machine, schedule), 0.0
-    heights = [rows, *[rows * peers / parts] * parts]
-    whole, last = _gated_us(facts, machine, heights, own=1)
+    if more:  # one shard comes in pieces
+        heights = [*heights[1:], *[rows / (more + 1)] * (more + 1)]
+    whole, last = _gated_us(facts, machine, [rows, *heights], own=1)
     whole *= costs.gemm_beside_copies
     return whole * peers / facts.world / steps, whole / facts.world, last
 

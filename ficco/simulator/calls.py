@@ -128,26 +128,20 @@ class Calls:
         The parts share its time in proportion to their operations. If parts wait, the last one
         takes the time of its own tiles, when all others are complete.
         """
-        launches: dict[int, list[int]] = {}  # places of the parts, by columns
-        for place, part in enumerate(work.parts):
-            launches.setdefault(work.n - part.col if part.cols is None else part.cols, []).append(
-                place
-            )
-        own = sum(part.word < 0 for part in work.parts)
-        waiting = own < len(work.parts)
-        times = [0.0] * len(work.parts)
-        for cols, places in launches.items():
+        widths = [work.n - p.col if p.cols is None else p.cols for p in work.parts]
+        times = [0.0] * len(widths)
+        for cols in set(widths):
+            places = [place for place, width in enumerate(widths) if width == cols]
             rows = [work.parts[place].rows for place in places]
-            whole, last = self._gated_ns(rows, cols, work.k, min(own, len(rows)) if waiting else 0)
-            for place, height in zip(places, rows, strict=True):
-                times[place] = whole * height / max(sum(rows), 1)
-            end = places[-1]
-            if waiting and len(places) > 1 and last > times[end]:
-                others = (whole - last) / max(whole - times[end], 1e-9)
-                times = [
-                    last if place == end else times[place] * (others if place in places else 1.0)
-                    for place in range(len(times))
-                ]
+            own = sum(work.parts[place].word < 0 for place in places)
+            waits = own < len(places)
+            whole, last = self._gated_ns(rows, cols, work.k, own if waits else 0)
+            shares = [whole * height / max(sum(rows), 1) for height in rows]
+            if waits and shares[-1] < last:
+                others = (whole - last) / (whole - shares[-1])
+                shares = [*(others * share for share in shares[:-1]), last]
+            for place, share in zip(places, shares, strict=True):
+                times[place] = share
         return times
 
     def _gated_ns(self, heights: list[int], n: int, k: int, own: int) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from ficco import selector
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.machine import Machine
 from ficco.measuring.layout import Layout
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 from ficco.selector.facts import facts_of
 from ficco.selector.rule import estimate_us
@@ -41,6 +44,29 @@ def test_tiles_of_a_launch_are_split_together() -> None:
     both, _ = work([993, 993], 896, 16128)
     alone, _ = work([993], 896, 16128, own=0)
     assert alone < 0.75 * both
+
+
+def test_the_last_part_takes_no_longer_than_all() -> None:
+    """Of 500 launches of uneven parts, some of them empty."""
+    draw = random.Random(1)
+    for _ in range(500):
+        rows = [draw.choice([0, 1, 17, draw.randint(1, 5000)]) for _ in range(draw.randint(1, 8))]
+        n, k = draw.randint(1, 5000), draw.choice([1, 64, 4097, 16384])
+        whole, last = work(rows, n, k, own=draw.randint(0, 1))
+        assert 0 < last <= whole or not any(rows), (rows, n, k)
+
+
+@pytest.mark.parametrize("rows", [(4331, 17), (17, 4331), (64, 4224), (0, 4096), (2000, 2000)])
+def test_uneven_shards_are_simulated(rows: tuple[int, int]) -> None:
+    """A launch takes as long by the simulator as its parts, none of which is negative."""
+    machine = Machine.named("h100x2")
+    m = sum(rows)
+    problem = Problem.chunked("all_gather_matmul", 2, m, 2048, 8192, "bfloat16", rows=rows)
+    choice = selector.choose(problem, machine, "captured", by="simulator")
+    gated = [ms for schedule, ms in choice.alternatives if schedule.compute == "gated"]
+    schedule = Schedule.named("gated_1d").resolve(2, machine)
+    by_rule = estimate_us(facts_of(problem), machine, schedule, "captured") / 1e3
+    assert all(0.5 * by_rule < ms < 4 * by_rule for ms in gated) and gated
 
 
 def test_each_part_reads_the_weight() -> None:
