@@ -35,9 +35,8 @@ __all__ = ["HOST_AMONG_OTHERS", "MARGIN", "estimate_us", "reasons"]
 # call, likely because the processor's caches are cold. On 1,320 measured calls on 2 and 4 H200s,
 # the error was least with this factor, of 1, 1.5 and 2 (bench/NOTES.md).
 HOST_AFTER_WAIT = 1.5
-# Host time of calls among others, over a profile's, the least of several loops. On random shapes
-# (bench/NOTES.md) it was 1.6 to 1.9 on slow hosts. This factor chose about as well there as 1.5,
-# and better where the host was fast.
+# Host time of calls among others, over a profile's, the least of several loops: 1.6 to 1.9 on slow
+# hosts (bench/NOTES.md). This factor chose about as well there as 1.5, and better on a fast host.
 HOST_AMONG_OTHERS = 1.25
 MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
 
