@@ -134,7 +134,7 @@ def test_modes_see_the_whole_call(parts: Parts, mode: Any) -> None:
     assert parts.find() is parts.call
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.trace
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_transforms_and_traces_see_the_whole_call(parts: Parts) -> None:
     """vmap, and torch.jit.trace."""
     found = []
