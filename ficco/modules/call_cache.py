@@ -139,7 +139,7 @@ class CachedCall:
     def repeat(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Enqueue the call as `run` does, and return its only result; None: it is not valid now.
 
-        It makes the checks of `find`, without further Python functions, which take the host time.
+        The checks are those of `find`. They call no Python function, since each takes host time.
         """
         if not self.ready or self.changes != groups.changes():
             return None

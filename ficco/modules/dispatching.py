@@ -62,17 +62,9 @@ def repeated(
     return None if call is None else call.repeat((x, w))
 
 
-def _find_in_python(
-    name: str,
-    x: Any,
-    w: Any,
-    absent: tuple[None, ...],
-    group: Any,
-    schedule: str | Schedule,
-    facts: tuple[Any, ...],
-    grain: int | None,
-) -> CachedCall | None:
-    """Return the cached call of these arguments, as `_native.CallFinder.find` does."""
+def _find_in_python(name: str, x: Any, w: Any, *more: Any) -> CachedCall | None:
+    """Return the cached call of the arguments of `repeated`, as `_native.CallFinder.find` does."""
+    absent, group, schedule, facts, grain = more
     if not isinstance(x, Tensor) or not x.is_cuda or not isinstance(w, Tensor):
         return None  # only calls on GPUs are cached
     if type(grain) not in (int, type(None)) or survey((x, w)) != DIRECT:

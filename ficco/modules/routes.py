@@ -46,8 +46,8 @@ _forward, _LEVEL = torch_core.forward_ad, torch_core.forward_level
 _traced = torch_core.is_tracing
 _autocast = torch_core.any_autocast
 _recording = torch.is_grad_enabled
-# What makes a call WATCHED, as `survey` finds it: functions that return something true, and a
-# module's variable that is not negative.
+# `survey` returns WATCHED if one of these functions returns something true, or if the level of
+# forward-mode AD, which a dictionary has under a key, is not negative.
 OBSERVERS = (_compiling, _modes, _functions, _autocast, _transform, _traced)
 FORWARD_LEVEL = _forward, _LEVEL
 

@@ -23,12 +23,12 @@ from ficco.selector.rule import estimate_us
 from ficco.tiling import TILES, choose_tile, work_of
 
 RESULTS = Path(__file__).parents[2] / "bench/results/ab"
-UNITS, HALF = 132, ELEMENT_BYTES["bfloat16"]
+UNITS, ITEM = 132, ELEMENT_BYTES["bfloat16"]
 
 
 def work(rows: list[int], n: int, k: int, own: int = 1) -> tuple[float, float]:
     """Return the work of a launch of bfloat16 on an H100."""
-    return work_of(rows, [n] * len(rows), HALF, UNITS, k, own)
+    return work_of(rows, [n] * len(rows), ITEM, UNITS, k, own)
 
 
 def test_a_last_part_takes_a_round_of_its_tiles() -> None:
@@ -91,8 +91,8 @@ def test_the_tile_that_was_fastest_is_chosen(
     rows: list[int], n: int, k: int, tile: tuple[int, int]
 ) -> None:
     """Of all tiles, on an H100 (bench/NOTES.md)."""
-    found = choose_tile(rows, [n] * len(rows), HALF, UNITS, True, (), k, 1)
-    assert found[:2] == tile and found in TILES[HALF]
+    found = choose_tile(rows, [n] * len(rows), ITEM, UNITS, True, (), k, 1)
+    assert found[:2] == tile and found in TILES[ITEM]
 
 
 def _schedule(name: str, world: int, machine: Machine) -> Schedule:

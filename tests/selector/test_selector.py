@@ -301,8 +301,8 @@ class TestChoice:
         slower = 0
         for m, n, k in product((128, 1024, 8192), (1536, 8192, 16384), (1024, 4096, 16384)):
             problem = Problem.chunked(op, 2, m, n, k, "bfloat16")
-            usual = {"host_factor": HOST_AMONG_OTHERS}
-            us = partial(estimate_us, facts_of(problem), machine, **usual)
+            facts = facts_of(problem)
+            us = partial(estimate_us, facts, machine, host_factor=HOST_AMONG_OTHERS)
             chosen = selector.choose(problem, machine, "eager", by="rule").schedule
             every = points(op, 2, machine, facts_of(problem).sums)
             most = us(every[0], "synchronized") * (1 + MARGIN)
