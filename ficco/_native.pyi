@@ -735,6 +735,14 @@ class GpuRank:
     def follow(self, stream: int) -> None:
         """Make a stream (the driver's handle) wait for the end of the rank's last call."""
 
+def are_well(groups: list[Group], ranks: list[GpuRank]) -> bool:
+    """Return whether there is a group, none has failed, and no kernel has missed a word.
+
+    Args:
+        groups: the open groups of a runtime.
+        ranks: its devices.
+    """
+
 class GpuWindow:
     """Addresses of all ranks' windows on one device. The caller keeps the windows alive."""
 
@@ -1023,6 +1031,13 @@ class TensorReader:
         negates its memory.
         """
 
+def flat_table(table: Any) -> tuple[int, ...] | None:
+    """Return a square table of ints, one row behind another.
+
+    Args:
+        table: its rows. It and they are lists or tuples; otherwise the result is None.
+    """
+
 class CallFinder:
     """Finds the cached call of a function's arguments, in native code.
 
@@ -1030,14 +1045,16 @@ class CallFinder:
 
     Args:
         reader: reads the facts of tensors.
-        calls: the cached calls, an OrderedDict.
-        unordered: with fewer calls, the order does not matter.
+        calls: the cached calls, an OrderedDict, and a number: with fewer calls, the order does not
+            matter.
+        off: an environment variable that, set, leaves all calls to Python.
         observers: functions without arguments that return something true if a mode or a tracer
             must see the call.
         forward: a dictionary and a key of it: the level of forward-mode AD, negative if there is
             none.
         recording: returns whether gradients are recorded.
-        group_of: returns the ProcessGroup of a group, its name, its mesh or None.
+        group_of: a class whose attribute WORLD is the ProcessGroup of all ranks, or None, and a
+            function that returns the ProcessGroup of a group, its name or its mesh.
         automatic: the schedule that differs in captures, and a function that returns whether the
             current stream is captured.
     """
@@ -1045,37 +1062,24 @@ class CallFinder:
     def __init__(
         self,
         reader: TensorReader,
-        calls: dict[Any, Any],
-        unordered: int,
+        calls: tuple[dict[Any, Any], int],
+        off: str,
         observers: tuple[Callable[[], object], ...],
         forward: tuple[dict[str, int], str],
         recording: Callable[[], bool],
-        group_of: Callable[[Any], Any],
+        group_of: tuple[type, Callable[[Any], Any]],
         automatic: tuple[str, Callable[[], bool]],
     ) -> None: ...
-    def find(
-        self,
-        op: str,
-        x: Any,
-        w: Any,
-        absent: tuple[None, ...],
-        group: Any,
-        schedule: Any,
-        rest: tuple[Any, ...],
-        grain: Any,
-    ) -> Any:
-        """Return the cached call of one input and one weight on a GPU, or None.
+    def find(self, form: tuple[Any, ...], args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """Return the cached call of a function's arguments, or None.
 
-        None also if something raises an Exception: the full call raises it again. The caller checks
-        whether the cached call is still valid.
+        None also means that the arguments need the whole call: a gradient is recorded, a mode
+        observes calls, an argument is of another kind, or it is wrong. The caller checks whether
+        the cached call is still valid.
 
         Args:
-            op: the operator's name.
-            x: the input.
-            w: the weight.
-            absent: the operator's optional tensors, all absent.
-            group: as the user gave it.
-            schedule: as the user gave it.
-            rest: the operator's further arguments.
-            grain: as the user gave it.
+            form: the fields of `ficco.modules.dispatching.Form`.
+            args: what the function got by position.
+            words: what it got by name. Names are compared as objects, since Python interns those
+                of a call.
         """

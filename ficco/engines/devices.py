@@ -11,7 +11,9 @@ from ficco import _native
 from ficco.compute import DeviceCompute
 from ficco.engines.window_layout import Window
 
-__all__ = ["Device"]
+__all__ = ["Device", "are_well"]
+
+are_well = _native.are_well
 
 _SETTLES_WITHIN_S = 5.0
 

@@ -6,9 +6,10 @@ import logging
 
 from ficco import _native
 
-__all__ = ["CallFinder", "reader_of"]
+__all__ = ["CallFinder", "flat_table", "reader_of"]
 
 CallFinder = _native.CallFinder
+flat_table = _native.flat_table
 
 _log = logging.getLogger("ficco")
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from torch.distributed import GroupMember
 
 from ficco import registry
-from ficco.engines.environment import is_set
-from ficco.engines.tensor_facts import CallFinder
+from ficco.engines.tensor_facts import CallFinder, flat_table
 from ficco.modules import autograd, call_cache, groups, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import CachedCall, find, key_of
+from ficco.modules.groups import group_place, refuse
 from ficco.modules.routes import (
     DIRECT,
     FORWARD_LEVEL,
@@ -26,50 +27,92 @@ from ficco.modules.routes import (
     survey,
 )
 from ficco.private.torch_core import DisableAutocast
-from ficco.schedule import Schedule
 
-__all__ = ["dispatch", "repeated", "requires_grad"]
+__all__ = ["Form", "dispatch", "repeatable", "requires_grad"]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-def repeated(
-    name: str,
-    x: Any,
-    w: Any,
-    absent: tuple[None, ...],
-    group: Any,
-    schedule: str | Schedule,
-    facts: tuple[Any, ...],
-    grain: int | None,
-) -> Tensor | None:
-    """Repeat a call that `operators.run` has cached, of one input and one weight, or return None.
+class Form(NamedTuple):
+    """How a function of one input and one weight is called, for the cache of calls.
+
+    Attributes:
+        op: the operator.
+        absent: number of its optional tensors; cached calls of this form have none of them.
+        rest: its further arguments in these calls, as `operators.run` orders them.
+        unset: names of arguments that are None in these calls.
+        flags: names of arguments that are bools, and that do not matter in these calls.
+        table: name of the third argument, a square table of ints, which follows `rest`; None:
+            there is none.
+    """
+
+    op: str
+    absent: int = 0
+    rest: tuple[Any, ...] = ()
+    unset: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    table: str | None = None
+
+
+def repeatable(form: Form) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorate a function that all ranks call, as `groups.collective` does; repeat cached calls.
+
+    A repeated call costs the host least if it looks at its arguments once: the cached call is found
+    before Python assigns them to parameters.
 
     Args:
-        name: of the operator.
-        x: the input.
-        w: the weight.
-        absent: the optional tensors of the operator, all absent.
-        group: as the user gave it.
-        schedule: as the user gave it.
-        facts: the operator's further arguments, as `operators.run` orders them.
-        grain: as the user gave it.
+        form: of the calls that may be repeated.
     """
-    if _compiling():
-        return None
-    call = _find(name, x, w, absent, group, schedule, facts, grain)
-    return None if call is None else call.repeat((x, w))
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        place = group_place(function)
+
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if _compiling():
+                return function(*args, **kwargs)
+            try:
+                found = _find(form, args, kwargs)
+                tensors: Any = args[:2]
+                y: Any = None if found is None else found.repeat(tensors)
+                return function(*args, **kwargs) if y is None else y
+            except Exception as error:
+                refuse(args[place] if len(args) > place else kwargs.get("group"), error)
+                raise
+
+        return call
+
+    return decorate
 
 
-def _find_in_python(name: str, x: Any, w: Any, *more: Any) -> CachedCall | None:
-    """Return the cached call of the arguments of `repeated`, as `_native.CallFinder.find` does."""
-    absent, group, schedule, facts, grain = more
+def _find_in_python(
+    form: Form, args: tuple[Any, ...], words: Mapping[str, Any]
+) -> CachedCall | None:
+    """Return the cached call of a function's arguments, as `_native.CallFinder.find` does."""
+    x, w, *more = args if len(args) > 1 else (None, None)
     if not isinstance(x, Tensor) or not x.is_cuda or not isinstance(w, Tensor):
         return None  # only calls on GPUs are cached
-    if type(grain) not in (int, type(None)) or survey((x, w)) != DIRECT:
+    given: dict[Any, Any] = {"group": None, "schedule": AUTO, "grain": None, **words}
+    rest = form.rest
+    if form.table is not None:
+        table = flat_table(more.pop() if len(more) == 1 else given.pop(form.table, None))
+        if table is None:
+            return None
+        rest = (*rest, table)
+    group, schedule, grain = given.pop("group"), given.pop("schedule"), given.pop("grain")
+    unset = [given.pop(name) for name in form.unset if name in given]
+    flags = [given.pop(name) for name in form.flags if name in given]
+    if more or given or any(each is not None for each in unset):
         return None
-    return find(key_of(name, group, x, (w, *absent), schedule, *facts, grain))
+    if any(type(each) is not bool for each in flags) or type(grain) not in (int, type(None)):
+        return None
+    if survey((x, w)) != DIRECT:
+        return None
+    others = w, *(None,) * form.absent
+    return find(key_of(form.op, group, x, others, schedule, *rest, grain))
 
 
 def _finder() -> Callable[..., CachedCall | None]:
@@ -77,12 +120,12 @@ def _finder() -> Callable[..., CachedCall | None]:
         return _find_in_python
     found: Callable[..., CachedCall | None] = CallFinder(
         call_cache.reader,
-        calls=call_cache.calls,
-        unordered=call_cache.UNORDERED_CALLS,
-        observers=(partial(is_set, "FICCO_DISABLE"), *OBSERVERS),
+        calls=(call_cache.calls, call_cache.UNORDERED_CALLS),
+        off="FICCO_DISABLE",
+        observers=OBSERVERS,
         forward=FORWARD_LEVEL,
         recording=torch.is_grad_enabled,
-        group_of=groups.process_group,
+        group_of=(GroupMember, groups.process_group),
         automatic=(AUTO, torch.cuda.is_current_stream_capturing),
     ).find
     return found

@@ -35,7 +35,7 @@ from ficco.errors import InputError, shown
 from ficco.modules import bags, fused_tables, groups, torch_library
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import check_schedule
-from ficco.modules.dispatching import dispatch, repeated, requires_grad
+from ficco.modules.dispatching import Form, dispatch, repeatable, requires_grad
 from ficco.modules.groups import collective
 from ficco.modules.operands import pairs_of, weights_of
 from ficco.modules.routes import DIRECT, survey
@@ -60,7 +60,7 @@ Tensor = torch.Tensor
 _ONE_PLAIN = ((False,), None, None, False)  # one weight: no bias, axes or rows; nothing is kept
 
 
-@collective
+@repeatable(Form("all_gather_matmul", 0, _ONE_PLAIN, ("rows", "bias", "axes"), ("save_gathered",)))
 def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
     x: Tensor,
     w: Tensor | Sequence[Tensor],
@@ -106,10 +106,6 @@ def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
         >>> ficco.all_gather_matmul(x, w).shape  # [64 x ranks, 16]; this is one rank alone
         torch.Size([64, 16])
     """
-    if rows is None and bias is None and axes is None:
-        y = repeated("all_gather_matmul", x, w, (), group, schedule, _ONE_PLAIN, grain)
-        if y is not None:
-            return y
     weights, biases, biased = weights_of(w, bias)
     axes, rows = copied_list(axes), sizes("rows", rows)
     way = survey((x, *weights, *biases))
@@ -171,7 +167,7 @@ def column_matmul(
     return outputs[0] if isinstance(w, Tensor) else tuple(outputs)
 
 
-@collective
+@repeatable(Form("matmul_reduce_scatter", 1, (None,), ("rows", "bias")))
 def matmul_reduce_scatter(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],
@@ -206,17 +202,13 @@ def matmul_reduce_scatter(
         >>> ficco.matmul_reduce_scatter(x, w).shape  # [64 / ranks, 16]; this is one rank alone
         torch.Size([64, 16])
     """
-    if rows is None and bias is None:
-        y = repeated("matmul_reduce_scatter", x, w, (None,), group, schedule, (None,), grain)
-        if y is not None:
-            return y
     xs, ws = pairs_of(x, w)
     args = (xs, ws, bias, sizes("rows", rows), group, schedule, grain)
     way = survey((*xs, *ws, bias))
     return dispatch("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
 
-@collective
+@repeatable(Form("matmul_all_reduce", 1, unset=("bias",)))
 def matmul_all_reduce(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],
@@ -249,16 +241,12 @@ def matmul_all_reduce(
         >>> ficco.matmul_all_reduce(x, w).shape
         torch.Size([64, 16])
     """
-    if bias is None:
-        y = repeated("matmul_all_reduce", x, w, (None,), group, schedule, (), grain)
-        if y is not None:
-            return y
     xs, ws = pairs_of(x, w)
     args = (xs, ws, bias, group, schedule, grain)
     return dispatch("matmul_all_reduce", args, survey((*xs, *ws, bias)))  # type: ignore[no-any-return]
 
 
-@collective
+@repeatable(Form("all_to_all_matmul", table="splits"))
 def all_to_all_matmul(
     x: Tensor,
     w: Tensor,
@@ -294,7 +282,7 @@ def all_to_all_matmul(
     return _exchange("all_to_all_matmul", x, w, splits, group, schedule, grain)
 
 
-@collective
+@repeatable(Form("matmul_all_to_all", table="splits"))
 def matmul_all_to_all(
     x: Tensor,
     w: Tensor,
@@ -339,26 +327,8 @@ def _exchange(
     schedule: str | Schedule,
     grain: int | None,
 ) -> Tensor:
-    table = None if torch.compiler.is_dynamo_compiling() else _table_of_ints(splits)
-    if table is not None:
-        y = repeated(op, x, w, (), group, schedule, (table,), grain)
-        if y is not None:
-            return y
     args = (x, w, _splits(splits), group, schedule, grain)
     return dispatch(op, args, survey((x, w)))  # type: ignore[no-any-return]
-
-
-def _table_of_ints(splits: Any) -> tuple[int, ...] | None:
-    """Return the splits, one row behind another, if they are lists or tuples of ints."""
-    if type(splits) not in (list, tuple):
-        return None
-    try:
-        table = [size for row in splits for size in row]
-        if {*map(len, splits)} == {len(splits)} and {*map(type, table)} == {int}:
-            return tuple(table)
-    except TypeError:  # a row is no sequence
-        pass
-    return None
 
 
 def _splits(splits: Any) -> list[Any]:

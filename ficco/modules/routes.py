@@ -48,7 +48,7 @@ _autocast = torch_core.any_autocast
 _recording = torch.is_grad_enabled
 # `survey` returns WATCHED if one of these functions returns something true, or if the level of
 # forward-mode AD, which a dictionary has under a key, is not negative.
-OBSERVERS = (_compiling, _modes, _functions, _autocast, _transform, _traced)
+OBSERVERS = (_modes, _functions, _autocast, _transform, _traced)
 FORWARD_LEVEL = _forward, _LEVEL
 
 

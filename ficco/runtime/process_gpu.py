@@ -102,6 +102,7 @@ class GpuProcessRuntime(ProcessRuntime):
         except (AssertionError, RuntimeError):  # reported on all ranks by _agree_to_open
             self.device = torch.device("cuda")
         self._places: list[_Place] = []  # the last one is in use
+        self._ranks: list[Any] = []  # what native code calls the devices of the places
         self.moves = 0  # how often windows have been made, which all ranks do at the same call
         self._agreed_sizes = WindowBytes()
         self._vendor = vendor()
@@ -124,6 +125,7 @@ class GpuProcessRuntime(ProcessRuntime):
         """See `ProcessRuntime`."""
         INHERITED.extend(self._places)
         self._places.clear()
+        self._ranks.clear()
         super().leave_to_parent()
 
     @property
@@ -363,15 +365,9 @@ class GpuProcessRuntime(ProcessRuntime):
         return timeline_of(self._last.bound.spans() if self._last else [], self.machine)
 
     def check_alive(self) -> None:
-        """Raise EngineError if a call on the group is already known to have failed."""
-        for place in self._places:
-            if place.device.native.missed:
-                return self._check_alive()
-        for group in self._groups:
-            if group.failure() is not None:
-                return self._check_alive()
-        if not self._groups:
-            self._check_alive()  # raises the reason why the runtime is closed
+        """Raise EngineError if a call is already known to have failed, or the runtime is closed."""
+        if not devices.are_well(self._groups, self._ranks):
+            self._check_alive()
 
     def check(self) -> None:
         """Wait for the current stream, then raise EngineError if a call on the group failed."""
@@ -442,6 +438,7 @@ class GpuProcessRuntime(ProcessRuntime):
         for old_place in old:
             old_place.device.forget(old_place.window)
         self._places[len(self._places) - len(old) :] = [place]
+        self._ranks = [each.device.native for each in self._places]
         self._captured = False
         self.moves += 1
         self._bound.clear()
@@ -493,3 +490,4 @@ class GpuProcessRuntime(ProcessRuntime):
             super().close()
         with self._lock:
             self._places.clear()
+            self._ranks.clear()

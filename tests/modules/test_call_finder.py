@@ -1,21 +1,25 @@
-"""Native code finds the cached call that the Python code of a call would find, and no other."""
+"""Native and Python code find the same cached calls, and no other."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from ficco.engines.tensor_facts import CallFinder  # noqa: E402 - below the check for torch
-from ficco.modules import call_cache, dispatching, routes  # noqa: E402
+from ficco.engines.tensor_facts import CallFinder, flat_table  # noqa: E402 - below the check
+from ficco.modules import call_cache, dispatching, groups, routes  # noqa: E402
+from ficco.modules.dispatching import Form  # noqa: E402
 from ficco.schedule import Schedule  # noqa: E402
 
 OP, REST = "matmul_reduce_scatter", ((1, 2), "rows")
+FORM = Form(OP, 1, REST, unset=("rows", "bias"), flags=("keeps",))
 Tensor = torch.Tensor
 
 # With the API, a reader that cannot be made is a failure.
@@ -25,32 +29,39 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Parts:
-    """A finder, and what it asks."""
+class Everyone:
+    """Has the group of all ranks."""
 
-    def __init__(self) -> None:
+    WORLD: Any = ("group", None)
+
+
+class Parts:
+    """A finder, what it asks, and a call that is kept."""
+
+    def __init__(self, native: bool) -> None:
         self.calls: OrderedDict[Any, Any] = OrderedDict()
-        self.disabled, self.capturing = False, False
+        self.capturing = False
         self.finder = CallFinder(
             call_cache.reader,
-            calls=self.calls,
-            unordered=2,
-            observers=(lambda: self.disabled, *routes.OBSERVERS),
+            calls=(self.calls, 2),
+            off="FICCO_DISABLE",
+            observers=routes.OBSERVERS,
             forward=routes.FORWARD_LEVEL,
             recording=torch.is_grad_enabled,
-            group_of=self.group_of,
+            group_of=(Everyone, self.group_of),
             automatic=("auto", lambda: self.capturing),
         )
+        self.look: Any = self.finder.find if native else dispatching._find_in_python
         self.x, self.w = torch.ones(4, 3), torch.ones(3, 2)
-        self.call = object()
+        self.call = SimpleNamespace(changes=groups.changes(), ready=True, moved=False)
 
     def group_of(self, group: Any) -> Any:
         if group == "none":
             raise ValueError("no group has this name")
-        return ("group", group)
+        return Everyone.WORLD if group is None else ("group", group)
 
-    def find(self, schedule: Any = "serial", group: Any = None, grain: Any = None) -> Any:
-        return self.finder.find(OP, self.x, self.w, (None,), group, schedule, REST, grain)
+    def find(self, schedule: Any = "serial", form: Form = FORM, **words: Any) -> Any:
+        return self.look(form, (self.x, self.w), {"schedule": schedule, **words})
 
     def keep(self, schedule: Any = "serial", group: Any = None, grain: Any = None) -> None:
         """Keep the call under the key that Python makes."""
@@ -59,13 +70,15 @@ class Parts:
         self.calls[key] = self.call
 
 
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
+@pytest.fixture(params=["native", "python"])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
     """A finder of a call that is kept."""
-    found = Parts()
+    found = Parts(request.param == "native")
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
     monkeypatch.setattr(call_cache.groups, "process_group", found.group_of)
+    monkeypatch.setattr(call_cache, "calls", found.calls)
+    monkeypatch.setattr(call_cache, "UNORDERED_CALLS", 2)
     found.keep()
     yield found
 
@@ -76,14 +89,14 @@ def test_the_key_is_that_of_python(parts: Parts, schedule: Any, grain: Any) -> N
     """The same operator, schedule, group and grain, and tensors of the same layout."""
     parts.calls.clear()
     parts.keep(schedule, "tp", grain)
-    assert parts.find(schedule, "tp", grain) is parts.call
+    assert parts.find(schedule, group="tp", grain=grain) is parts.call
     parts.x = torch.zeros(4, 3)
-    assert parts.find(schedule, "tp", grain) is parts.call
-    assert parts.find(schedule, None, grain) is None
-    assert parts.find(schedule, "tp", 5) is None
-    assert parts.find("gated_1d", "tp", grain) is None
+    assert parts.find(schedule, group="tp", grain=grain) is parts.call
+    assert parts.find(schedule, grain=grain) is None
+    assert parts.find(schedule, group="tp", grain=5) is None
+    assert parts.find("gated_1d", group="tp", grain=grain) is None
     parts.x = torch.zeros(3, 4).t()
-    assert parts.find(schedule, "tp", grain) is None
+    assert parts.find(schedule, group="tp", grain=grain) is None
 
 
 def test_captures_have_calls_of_their_own(parts: Parts) -> None:
@@ -139,7 +152,9 @@ def test_modes_see_the_whole_call(parts: Parts, mode: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
-def test_transforms_and_traces_see_the_whole_call(parts: Parts) -> None:
+def test_transforms_and_traces_see_the_whole_call(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vmap, and torch.jit.trace."""
     found = []
 
@@ -150,7 +165,8 @@ def test_transforms_and_traces_see_the_whole_call(parts: Parts) -> None:
     torch.func.vmap(look)(torch.ones(2, 2))
     torch.jit.trace(look, torch.ones(2), check_trace=False)
     assert found == [None, None]
-    parts.disabled = True
+    assert parts.find() is parts.call
+    monkeypatch.setenv("FICCO_DISABLE", "1")
     assert parts.find() is None
 
 
@@ -181,11 +197,11 @@ def test_an_interrupt_is_raised(parts: Parts) -> None:
         raise KeyboardInterrupt
 
     finder = CallFinder(
-        call_cache.reader, parts.calls, 2, (), routes.FORWARD_LEVEL, torch.is_grad_enabled, stop,
-        ("auto", lambda: False),
+        call_cache.reader, (parts.calls, 2), "FICCO_DISABLE", (), routes.FORWARD_LEVEL,
+        torch.is_grad_enabled, (Everyone, stop), ("auto", lambda: False),
     )  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
-        finder.find(OP, parts.x, parts.w, (None,), None, "serial", REST, None)
+        finder.find(FORM, (parts.x, parts.w), {"group": "tp"})
 
 
 def test_the_call_that_was_used_last_is_dropped_last(parts: Parts) -> None:
@@ -197,13 +213,53 @@ def test_the_call_that_was_used_last_is_dropped_last(parts: Parts) -> None:
     assert next(reversed(parts.calls)) == first
 
 
-def test_without_the_api_python_finds_calls(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with PyTorch 2.9, and as native code does otherwise."""
-    arguments = OP, parts.x, parts.w, (None,), None, "serial", REST, None
+def test_without_the_api_python_finds_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with PyTorch 2.9."""
     monkeypatch.setattr(call_cache, "reader", None)
-    find = dispatching._finder()
-    assert find is dispatching._find_in_python
-    seen = []
-    monkeypatch.setattr(dispatching, "find", lambda key: seen.append(key) or parts.calls[key])
-    assert find(*arguments) is parts.call and seen
-    assert find(OP, None, *arguments[2:]) is None
+    assert dispatching._finder() is dispatching._find_in_python
+
+
+def test_arguments_by_name(parts: Parts) -> None:
+    """What a form says of further arguments; all else needs the whole call."""
+    find, call = parts.find, parts.call
+    assert find(rows=None) is find(bias=None, keeps=True) is find(keeps=False) is call
+    for words in ({"rows": [4]}, {"bias": parts.w}, {"keeps": None}, {"keeps": 1}, {"more": None}):
+        assert find(**words) is None
+    x, w, words = parts.x, parts.w, {"schedule": "serial"}
+    assert parts.look(FORM, (x, w), words) is call
+    for args in ((), (x,), (x, w, None)):
+        assert parts.look(FORM, args, {**words, "w": w}) is None
+
+
+def test_the_table_of_an_exchange(parts: Parts) -> None:
+    """By place or by name, of lists and of tuples."""
+    form = Form(OP, 1, REST, table="splits")
+    key = call_cache.key_of(OP, None, parts.x, (parts.w, None), "serial", *REST, (1, 2, 3, 4), None)
+    parts.calls[key] = parts.call
+    look = partial(parts.look, form, (parts.x, parts.w))
+    for table in ([[1, 2], [3, 4]], ((1, 2), (3, 4)), [(1, 2), [3, 4]]):
+        by_place = parts.look(form, (parts.x, parts.w, table), {"schedule": "serial"})
+        assert by_place is look({"schedule": "serial", "splits": table}) is parts.call
+        both = (parts.x, parts.w, table), {"schedule": "serial", "splits": table}
+        assert parts.look(form, *both) is None
+    for table in ([[1, 2], [3, 5]], [[1, 2, 3, 4]], [1, 2], None):
+        assert look({"schedule": "serial", "splits": table}) is None
+    assert look({"schedule": "serial"}) is None
+    assert parts.find() is parts.call
+
+
+class _List(list[Any]):
+    """May give other items than it holds."""
+
+
+def test_a_flat_table() -> None:
+    """Of ints and no others; lists and tuples alone."""
+    assert flat_table([]) == ()
+    assert flat_table(((7,),)) == (7,)
+    assert flat_table([[1, 2, 3], (4, 5, 6), [7, 8, 2**70]]) == (*range(1, 9), 2**70)
+    for table in (
+        None, 3, "ab", {1: 2}, [[True]], [[1.0]], [[1, 2]], [[1], [2]], [[1, 2], [3]],
+        [[1, 2], None], [[1, 2], "ab"], _List([[1]]), [_List([1])],
+        torch.ones(1, 1, dtype=torch.int64),
+    ):  # fmt: skip
+        assert flat_table(table) is None

@@ -1,11 +1,15 @@
-// The cached call of a function's arguments. ficco/_native.pyi documents the call.
+// The cached call of a function's arguments. ficco/_native.pyi documents the calls.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "arrays.hpp"
+#include "environment.hpp"
 #include "tensor_facts.hpp"
 
 namespace ficco::bind {
@@ -20,14 +24,87 @@ bool is_true(nb::handle value) {
     return answer != 0;
 }
 
+bool is_int(nb::handle value) { return PyLong_CheckExact(value.ptr()); }
+
+bool has(nb::tuple names, nb::handle name) {
+    for (const nb::handle each : names) {
+        if (each.is(name)) return true;
+    }
+    return false;
+}
+
+nb::object interned(const char* name) {
+    nb::object found = nb::steal(PyUnicode_InternFromString(name));
+    if (!found.is_valid()) throw nb::python_error();
+    return found;
+}
+
+// A list or a tuple, and of no derived type.
+class Row {
+  public:
+    explicit Row(nb::handle row)
+        : row_(row),
+          is_list_(PyList_CheckExact(row.ptr())),
+          is_tuple_(PyTuple_CheckExact(row.ptr())) {}
+
+    bool is_valid() const { return is_list_ || is_tuple_; }
+    Py_ssize_t size() const {
+        return is_list_ ? PyList_Size(row_.ptr()) : PyTuple_Size(row_.ptr());
+    }
+    nb::handle at(Py_ssize_t place) const {
+        return is_list_ ? PyList_GetItem(row_.ptr(), place) : PyTuple_GetItem(row_.ptr(), place);
+    }
+
+  private:
+    nb::handle row_;
+    bool is_list_, is_tuple_;
+};
+
+// A new tuple whose places are filled in order.
+class NewTuple {
+  public:
+    explicit NewTuple(Py_ssize_t size) : tuple_(nb::steal(PyTuple_New(size))) {
+        if (!tuple_.is_valid()) throw nb::python_error();
+    }
+
+    void add(nb::handle item) {
+        if (PyTuple_SetItem(tuple_.ptr(), place_++, item.inc_ref().ptr()) != 0) {
+            throw nb::python_error();
+        }
+    }
+    nb::object get() const { return tuple_; }
+
+  private:
+    nb::object tuple_;
+    Py_ssize_t place_ = 0;
+};
+
+std::optional<nb::object> flat_table(nb::handle table) {
+    const Row rows(table);
+    if (!rows.is_valid()) return std::nullopt;
+    const Py_ssize_t size = rows.size();
+    NewTuple flat(size * size);
+    for (Py_ssize_t r = 0; r < size; ++r) {
+        const Row row(rows.at(r));
+        if (!row.is_valid() || row.size() != size) return std::nullopt;
+        for (Py_ssize_t c = 0; c < size; ++c) {
+            if (!is_int(row.at(c))) return std::nullopt;
+            flat.add(row.at(c));
+        }
+    }
+    return flat.get();
+}
+
 class CallFinder {
   public:
     // What PyTorch says of a call's surroundings.
     struct Context {
+        std::string off;       // an environment variable that turns ficco off
         nb::tuple observers;   // return something true where a mode observes calls
         nb::dict forward;      // holds the level of forward-mode AD under `level`
         nb::object level;      // -1: it is not active
         nb::object recording;  // returns whether gradients are recorded
+        nb::object everyone;   // the class whose attribute WORLD is the group of all ranks
         nb::object group_of;   // returns the ProcessGroup of an argument
         nb::object automatic;  // the schedule that depends on captures
         nb::object capturing;  // returns whether the current stream is captured
@@ -39,21 +116,20 @@ class CallFinder {
           unordered_(unordered),
           context_(std::move(context)) {}
 
-    nb::object find(nb::handle op, nb::handle x, nb::handle w, nb::tuple absent, nb::handle group,
-                    nb::handle schedule, nb::tuple rest, nb::handle grain) const {
-        if (!grain.is_none() && grain.type().ptr() != reinterpret_cast<PyObject*>(&PyLong_Type)) {
-            return nb::none();
-        }
+    nb::object find(nb::tuple form, nb::tuple args, nb::dict words) const {
         try {
+            const Form known(form);
+            std::optional<Options> options = options_of(known, args, words);
+            if (!options || is_set(context_.off.c_str())) return nb::none();
+            const nb::handle x = args[0], w = args[1];
             if (is_observed(x, w) || !is_true(nb::getattr(x, "is_cuda"))) return nb::none();
             std::vector<std::int64_t> facts;
             facts.reserve(kUsualFacts);
             if (!reader_.add(x, facts) || !reader_.add(w, facts)) return nb::none();
-            facts.insert(facts.end(), absent.size(), kAbsent);
-            const bool is_automatic = schedule.equal(context_.automatic);
-            const nb::object capturing = is_automatic ? context_.capturing() : nb::none();
-            return cached(key(std::move(facts), op, context_.group_of(group), schedule, capturing,
-                              rest, grain));
+            facts.insert(facts.end(), known.absent, kAbsent);
+            const nb::object group = group_of(options->group);
+            if (group.is_none()) return nb::none();
+            return cached(key(known, *options, group, bytes_of(facts)));
         } catch (nb::python_error& error) {  // the call finds it again, and says what is wrong
             if (!error.matches(PyExc_Exception)) throw;
             return nb::none();
@@ -61,6 +137,63 @@ class CallFinder {
     }
 
   private:
+    // The fields of `ficco.modules.dispatching.Form`.
+    struct Form {
+        explicit Form(nb::tuple form)
+            : op(form[0]),
+              absent(nb::cast<std::size_t>(form[1])),
+              rest(form[2]),
+              unset(form[3]),
+              flags(form[4]),
+              table(form[5]) {}
+
+        nb::object op;
+        std::size_t absent;
+        nb::tuple rest, unset, flags;
+        nb::object table;
+    };
+
+    struct Options {
+        nb::handle group, schedule, grain;
+        nb::object table;  // not valid: the function has none
+    };
+
+    // What a call says besides its tensors; nothing where it needs the whole call.
+    std::optional<Options> options_of(const Form& form, nb::tuple args, nb::dict words) const {
+        Options found{nb::none(), context_.automatic, nb::none(), {}};
+        nb::handle table;
+        const bool has_table = !form.table.is_none();
+        if (args.size() == 3 && has_table) {
+            table = args[2];
+        } else if (args.size() != 2) {
+            return std::nullopt;
+        }
+        for (const auto [name, value] : words) {
+            if (name.is(group_)) {
+                found.group = value;
+            } else if (name.is(schedule_)) {
+                found.schedule = value;
+            } else if (name.is(grain_)) {
+                found.grain = value;
+            } else if (has_table && name.is(form.table) && args.size() == 2) {
+                table = value;
+            } else if (has(form.unset, name)) {
+                if (!value.is_none()) return std::nullopt;
+            } else if (has(form.flags, name)) {
+                if (!PyBool_Check(value.ptr())) return std::nullopt;
+            } else {
+                return std::nullopt;
+            }
+        }
+        if (!found.grain.is_none() && !is_int(found.grain)) return std::nullopt;
+        if (!has_table) return found;
+        if (!table.is_valid()) return std::nullopt;
+        std::optional<nb::object> flat = flat_table(table);
+        if (!flat) return std::nullopt;
+        found.table = std::move(*flat);
+        return found;
+    }
+
     bool is_observed(nb::handle x, nb::handle w) const {
         for (const nb::handle observer : context_.observers) {
             if (is_true(observer())) return true;
@@ -70,24 +203,26 @@ class CallFinder {
         return is_true(nb::getattr(x, "requires_grad")) || is_true(nb::getattr(w, "requires_grad"));
     }
 
+    nb::object group_of(nb::handle group) const {
+        if (group.is_none()) return nb::getattr(context_.everyone, world_);
+        return context_.group_of(group);
+    }
+
     // As call_cache.key_of makes it.
-    static nb::object key(std::vector<std::int64_t> facts, nb::handle op, nb::handle group,
-                          nb::handle schedule, nb::handle capturing, nb::tuple rest,
-                          nb::handle grain) {
-        const nb::object read = bytes_of(facts);
-        const std::size_t more = rest.size();
-        nb::object key = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(6 + more)));
-        if (!key.is_valid()) throw nb::python_error();
-        Py_ssize_t place = 0;
-        const auto add = [&](nb::handle item) {
-            if (PyTuple_SetItem(key.ptr(), place++, item.inc_ref().ptr()) != 0) {
-                throw nb::python_error();
-            }
-        };
-        for (const nb::handle item : {op, group, schedule, capturing, nb::handle(read)}) add(item);
-        for (const nb::handle item : rest) add(item);
-        add(grain);
-        return key;
+    nb::object key(const Form& form, const Options& options, nb::handle group,
+                   const nb::object& facts) const {
+        const bool is_automatic = options.schedule.equal(context_.automatic);
+        const nb::object capturing = is_automatic ? context_.capturing() : nb::none();
+        const std::size_t table = options.table.is_valid() ? 1 : 0;
+        NewTuple key(static_cast<Py_ssize_t>(6 + form.rest.size() + table));
+        for (const nb::handle item : {nb::handle(form.op), group, options.schedule,
+                                      nb::handle(capturing), nb::handle(facts)}) {
+            key.add(item);
+        }
+        for (const nb::handle item : form.rest) key.add(item);
+        if (table != 0) key.add(options.table);
+        key.add(options.grain);
+        return key.get();
     }
 
     nb::object cached(const nb::object& key) const {
@@ -105,24 +240,29 @@ class CallFinder {
     nb::dict calls_;
     std::size_t unordered_;
     Context context_;
+    nb::object group_ = interned("group"), schedule_ = interned("schedule"),
+               grain_ = interned("grain"), world_ = interned("WORLD");
 };
 
 }  // namespace
 
 void bind_call_finder(nb::module_& module) {
+    module.def(
+        "flat_table", [](nb::handle table) { return flat_table(table).value_or(nb::none()); },
+        "table"_a.none());
     nb::class_<CallFinder>(module, "CallFinder")
-        .def(nb::new_([](const TensorReader& reader, nb::dict calls, std::size_t unordered,
+        .def(nb::new_([](const TensorReader& reader, nb::tuple calls, std::string off,
                          nb::tuple observers, nb::tuple forward, nb::object recording,
-                         nb::object group_of, nb::tuple automatic) {
+                         nb::tuple group_of, nb::tuple automatic) {
                  return new CallFinder(
-                     reader, std::move(calls), unordered,
-                     {std::move(observers), nb::cast<nb::dict>(forward[0]), forward[1],
-                      std::move(recording), std::move(group_of), automatic[0], automatic[1]});
+                     reader, nb::cast<nb::dict>(calls[0]), nb::cast<std::size_t>(calls[1]),
+                     {std::move(off), std::move(observers), nb::cast<nb::dict>(forward[0]),
+                      forward[1], std::move(recording), group_of[0], group_of[1], automatic[0],
+                      automatic[1]});
              }),
-             "reader"_a, "calls"_a, "unordered"_a, "observers"_a, "forward"_a, "recording"_a,
+             "reader"_a, "calls"_a, "off"_a, "observers"_a, "forward"_a, "recording"_a,
              "group_of"_a, "automatic"_a)
-        .def("find", &CallFinder::find, "op"_a, "x"_a.none(), "w"_a.none(), "absent"_a,
-             "group"_a.none(), "schedule"_a.none(), "rest"_a, "grain"_a.none());
+        .def("find", &CallFinder::find, "form"_a, "args"_a, "words"_a);
 }
 
 }  // namespace ficco::bind

@@ -57,6 +57,17 @@ CapabilityTuple capability_tuple(int device) {
             found.peers};
 }
 
+// Lists, and not vectors of pointers, as repeated calls ask and a vector would be allocated.
+bool are_well(nb::list groups, nb::list ranks) {
+    for (const nb::handle group : groups) {
+        if (nb::cast<const Group&>(group).failure()) return false;
+    }
+    for (const nb::handle rank : ranks) {
+        if (nb::cast<GpuRank&>(rank).watch().missed() != 0) return false;
+    }
+    return groups.size() > 0;
+}
+
 std::shared_ptr<GpuProgram> new_program(std::shared_ptr<GpuRank> rank,
                                         std::shared_ptr<GpuWindow> window,
                                         const Table<std::int64_t, kOpFields>& ops,
@@ -171,6 +182,7 @@ void bind_gpu(nb::module_& module) {
                 rank.after_last_call(stream_at(stream));
             },
             "stream"_a, WithoutGil());
+    module.def("are_well", &are_well, "groups"_a, "ranks"_a);
     nb::class_<GpuWindow>(module, "GpuWindow")
         .def(nb::new_([](std::vector<GpuAddress> words, std::vector<GpuAddress> data,
                          std::size_t data_bytes, std::vector<bool> writable) {

@@ -10,7 +10,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "environment.hpp"
 #include "ficco/clock.hpp"
 #include "ficco/fabric.hpp"
 #include "ficco/group.hpp"
@@ -69,12 +69,6 @@ Times times_of(const Program& program) {
                             [](void* data) noexcept { delete static_cast<decltype(times)>(data); });
     program.times(*times);
     return Times(times->data(), {times->size(), 2}, owner);
-}
-
-// The C library's environment, to which Python's os.environ writes.
-bool is_set(const char* name) {
-    const char* found = std::getenv(name);
-    return found != nullptr && *found != '\0' && std::string_view(found) != "0";
 }
 
 void bind_fabric(nb::module_& module) {
@@ -183,7 +177,7 @@ NB_MODULE(_native, module) {
     module.attr("MAX_CHUNKS") = ficco::kMaxChunks;
     module.attr("MAX_LANES") = ficco::kMaxLanes;
     module.attr("WORDS_PER_COPY") = ficco::kWordsPerCopy;
-    module.def("is_set", &is_set, "name"_a);
+    module.def("is_set", &ficco::bind::is_set, "name"_a);
     module.def("now_ns", &ficco::now_ns);
     module.def("sleep_until_ns", &ficco::sleep_until_ns, "t"_a, WithoutGil());
     bind_fabric(module);
