@@ -94,7 +94,7 @@ class GemmTimes:
     _places: tuple[tuple[float, float, float, float], ...] = field(init=False, repr=False)
     _us_per_flop: float = field(init=False, repr=False)
     _start_us: float = field(init=False, repr=False)
-    _known: dict[tuple[int, int, int], float] = field(
+    _known: dict[tuple[float, float, float], float] = field(
         init=False, repr=False, compare=False, hash=False
     )
 
@@ -127,7 +127,7 @@ class GemmTimes:
         )
         object.__setattr__(self, "_places", places)
 
-    def us(self, m: int, n: int, k: int) -> float:
+    def us(self, m: float, n: float, k: float) -> float:
         """Return the time of [m, k] . [k, n]; 0 for an empty product."""
         if not (m and n and k):
             return 0.0
@@ -164,12 +164,18 @@ class GemmTimes:
         """Return the number of rounds of tiles over all multiprocessors, as a fraction."""
         return math.ceil(m / TILE_M) * math.ceil(n / TILE_N) / self.units
 
-    def _log_ratio(self, m: int, n: int, k: int) -> float:
+    def _log_ratio(self, m: float, n: float, k: float) -> float:
         """Return the log of measured over modeled time, averaged over the nearest points."""
         x, y, z = math.log2(m), math.log2(n), math.log2(k)
-        near = sorted(
-            ((px - x) ** 2 + (py - y) ** 2 + (pz - z) ** 2, ratio)
-            for px, py, pz, ratio in self._places
-        )[:NEIGHBORS]
-        weighted = [(1.0 / (distance + _NEAR_DISTANCE), ratio) for distance, ratio in near]
-        return sum(w * ratio for w, ratio in weighted) / sum(w for w, _ in weighted)
+        distances = [
+            (px - x) * (px - x) + (py - y) * (py - y) + (pz - z) * (pz - z)
+            for px, py, pz, _ in self._places
+        ]
+        far = sorted(distances)[:NEIGHBORS][-1]  # a sort and a loop are faster than a heap
+        weights = ratios = 0.0
+        for distance, (_, _, _, ratio) in zip(distances, self._places, strict=True):
+            if distance <= far:
+                weight = 1.0 / (distance + _NEAR_DISTANCE)
+                weights += weight
+                ratios += weight * ratio
+        return ratios / weights

@@ -301,7 +301,7 @@ class Machine:
                 return measured[near]
         return None
 
-    def gemm_us(self, m: int, n: int, k: int, dtype: str) -> float:
+    def gemm_us(self, m: float, n: float, k: float, dtype: str) -> float:
         """Return the time of [m, k] . [k, n] alone on one device, in us; 0 if unknown."""
         times = self.gemm_times(dtype)
         if times is None:

@@ -13,7 +13,7 @@ from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.measuring.cases import Operands
 from ficco.measuring.layout import Layout
 
-__all__ = ["FUSED", "SHOTS", "Shared", "fused", "ways"]
+__all__ = ["FUSED", "SHOTS", "Shared", "fused", "serial_new", "ways"]
 
 FUSED = ("all_gather_matmul", "matmul_reduce_scatter")
 SHOTS = ("one_shot", "two_shot")  # torch.mm, then an all-reduce of symm_mem
@@ -68,11 +68,34 @@ def _shots(operands: Operands, shared: Shared, name: str) -> Run:
     return run
 
 
+def serial_new(operands: Operands) -> Run:
+    """Return NCCL and torch.mm one after the other, with the result in new memory.
+
+    Only the gathered x is memory that is there: no user of the result sees it.
+    """
+    flow, gathered, shape = operands.layout.flow, operands.gathered, operands.y.shape
+
+    def run(i: int) -> torch.Tensor:
+        x, w = operands.x[i % operands.sets], operands.w[i % operands.sets]
+        if flow.gathers:
+            operands.move(gathered, x)
+            return torch.mm(gathered, w)
+        product = torch.mm(x, w)
+        if flow.shares:
+            dist.all_reduce(product)
+            return product
+        y = product.new_empty(shape)
+        operands.move(y, product)
+        return y
+
+    return run
+
+
 def ways(operands: Operands, shared: Shared) -> dict[str, Run]:
     """Return PyTorch's alternatives for an operator, by name."""
-    op = operands.layout.op
+    op, found = operands.layout.op, {"serial_new": serial_new(operands)}
     if op in FUSED:
-        return {"torch_fused": fused(operands)}
+        found["torch_fused"] = fused(operands)
     if op == "matmul_all_reduce":
-        return {name: _shots(operands, shared, name) for name in SHOTS}
-    return {}
+        found |= {name: _shots(operands, shared, name) for name in SHOTS}
+    return found

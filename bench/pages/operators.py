@@ -56,7 +56,7 @@ def _auto(page: Page) -> list[str]:
             "`torch.mm` with the one-shot or two-shot all-reduce of `torch.ops.symm_mem`. For the "
             "all-to-all operators, NCCL and `torch.mm` is the only call by hand.", "",
             "A cell has the geometric mean of the speed-ups, and the worst and the best shape in "
-            f"brackets. {auto.BAR}", "",
+            f"brackets. {auto.BAR} {auto.within_text(document)}", "",
         ]  # fmt: skip
         for regime in auto.REGIMES:
             lines += [f"### {regime.capitalize()}", "", *auto.gain_table(document, regime), ""]

@@ -13,7 +13,8 @@ from tables.sources import Document, table
 REGIMES = ("captured", "eager", "synchronized")
 NCCL, BEST = "serial", "best by hand"  # what `auto` is compared with
 WAYS = {  # names of ways in results, in words
-    "serial": "NCCL and `torch.mm`", "torch_fused": "PyTorch's fused operator",
+    "serial": "NCCL and `torch.mm`", "serial_new": "NCCL and `torch.mm`, new result",
+    "torch_fused": "PyTorch's fused operator",
     "one_shot": "`torch.mm`, one-shot all-reduce", "two_shot": "`torch.mm`, two-shot all-reduce",
 }  # fmt: skip
 BAR = (
@@ -114,6 +115,20 @@ def missed_table(document: Document, regime: str) -> list[str]:
         ])  # fmt: skip
     head = ["operator, m x n x k", "`auto` takes", "us", "best by hand", "us", "speed-up"]
     return table(head, rows)
+
+
+def within_text(document: Document) -> str:
+    """Return a sentence on how many shapes are within the limit."""
+    verdicts = [each for case in document["cases"] for each in case["verdicts"].values()]
+    text = f"Within the limit: {sum(each['within'] for each in verdicts)} of {len(verdicts)}"
+    new = [each["within_new"] for each in verdicts if "within_new" in each]
+    if not new:
+        return f"{text}."
+    return (
+        f"{text}, or {sum(new)} of {len(new)} if only those calls by hand count whose results are "
+        "new memory, as those of ficco are: NCCL and `torch.mm` with a new result, and PyTorch's "
+        "fused operators. The other calls by hand overwrite the result of the call before."
+    )
 
 
 def left_to_serial(document: Document, regime: str) -> int:

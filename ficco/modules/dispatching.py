@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -14,7 +15,7 @@ from ficco.engines.tensor_facts import CallFinder, flat_table
 from ficco.modules import autograd, call_cache, groups, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import CachedCall, find, key_of
-from ficco.modules.groups import group_place, refuse
+from ficco.modules.groups import refuse
 from ficco.modules.routes import (
     DIRECT,
     FORWARD_LEVEL,
@@ -68,7 +69,7 @@ def repeatable(form: Form) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        place = group_place(function)
+        place = list(inspect.signature(function).parameters).index("group")
 
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -40,7 +40,6 @@ __all__ = [
     "disabled",
     "fallback_reason",
     "gpu_runtime",
-    "group_place",
     "log",
     "opened",
     "prepare",
@@ -152,17 +151,12 @@ def refuse(group: Any, error: Exception) -> None:
         refuse_to_open(pg, f"{type(error).__name__}: {error}")
 
 
-def group_place(function: Callable[..., Any]) -> int:
-    """Return the place of the parameter `group` of a function."""
-    return list(inspect.signature(function).parameters).index("group")
-
-
 def collective(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a function that all ranks of its parameter `group` call.
 
     If it raises an error, the other ranks are notified; otherwise they would wait for this rank.
     """
-    place = group_place(function)
+    place = list(inspect.signature(function).parameters).index("group")
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

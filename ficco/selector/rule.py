@@ -1,7 +1,7 @@
 """The rule: an estimate of a schedule's time from static numbers only, computed in microseconds.
 
-The estimate uses bytes over the link's rate, rounds of tiles over the multiprocessors, and a few
-fixed costs. One lane sends and one multiplies, and the later end counts. L is the time to send
+The estimate uses bytes over the link's rate, the times of GEMMs that were measured or that follow
+from those nearby, and a few fixed costs. One lane sends and one multiplies, and the later end counts. L is the time to send
 everything, c the time to multiply one of s pieces, own the time of the own shard, and a is the
 number of parts that arrive one after another:
 
@@ -39,14 +39,6 @@ HOST_AFTER_WAIT = 1.5
 # hosts (bench/NOTES.md). This factor chose about as well there as 1.5, and better on a fast host.
 HOST_AMONG_OTHERS = 1.25
 MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
-
-
-def _gemm_us(machine: Machine, m: float, n: float, k: float, dtype: str) -> float:
-    """Return the time of a GEMM by its rounds of tiles, or by the machine's plain rate."""
-    times = machine.gemm_times(dtype)
-    if times is None:
-        return machine.rated_gemm_us(2.0 * m * n * k, dtype)
-    return times.tiled_us(m, n, k) if times.tiled else times.us(round(m), round(n), round(k))
 
 
 def _transfer_us(link: Link, facts: Facts, schedule: Schedule) -> float:
@@ -103,7 +95,7 @@ def _work(facts: Facts, machine: Machine, rows: float) -> float:
     """Return the time to make `rows` rows of the product, in one piece."""
     if not facts.flops:
         return machine.stream_us(rows * facts.n * facts.item * (facts.k + 1))
-    return _gemm_us(machine, rows, facts.n, facts.k, facts.dtype)
+    return machine.gemm_us(rows, facts.n, facts.k, facts.dtype)
 
 
 def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
@@ -453,7 +445,7 @@ def _piece(facts: Facts, machine: Machine, schedule: Schedule, rows: float, call
     again = (
         2.0 * rows * n * (grain - 1) / grain if facts.gathers else 0.0
     )  # c is read again, half hidden
-    return calls * (_gemm_us(machine, rows, n, k, facts.dtype) + machine.stream_us(again))
+    return calls * (machine.gemm_us(rows, n, k, facts.dtype) + machine.stream_us(again))
 
 
 def reasons(facts: Facts, machine: Machine, chosen: Schedule) -> list[str]:

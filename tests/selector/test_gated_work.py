@@ -106,12 +106,10 @@ def _schedule(name: str, world: int, machine: Machine) -> Schedule:
     return schedule.resolve(world, machine)
 
 
-@pytest.mark.parametrize(("name", "world", "most"), [("h100x2", 2, 0.09), ("h100x4", 4, 0.15)])
-def test_gathers_take_what_is_predicted(name: str, world: int, most: float) -> None:
-    """The mean error of captured gated gathers on random shapes.
+def _errors(name: str, world: int, gathers: bool, schedule: str) -> list[float]:
+    """Return the logs of predicted over measured times of captured calls on random shapes.
 
-    The profiles do not contain the shapes; `tiling._FASTEST` was fitted to them. Launches had other
-    tiles then, which took longer on some shapes.
+    The profiles do not contain these shapes.
     """
     document: dict[str, Any] = json.loads((RESULTS / f"regret_{name}_rivals.json").read_text())
     machine, errors = Machine.named(name), []
@@ -119,8 +117,23 @@ def test_gathers_take_what_is_predicted(name: str, world: int, most: float) -> N
         layout = Layout(case["op"], case["m"], case["n"], case["k"], world)
         facts = facts_of(layout.problem)
         for way, found in case["ms"]["captured"].items():
-            if facts.gathers and way.startswith("ficco gated_1d"):
+            if way.startswith(f"ficco {schedule} ") and (facts.gathers or not gathers):
                 us = estimate_us(facts, machine, _schedule(way, world, machine), "captured")
-                errors.append(abs(math.log(us / (1e3 * found["median"]))))
+                errors.append(math.log(us / (1e3 * found["median"])))
     assert len(errors) > 90
-    assert statistics.mean(errors) < most
+    return errors
+
+
+@pytest.mark.parametrize(("name", "world", "most"), [("h100x2", 2, 0.09), ("h100x4", 4, 0.15)])
+def test_gathers_take_what_is_predicted(name: str, world: int, most: float) -> None:
+    """The mean error of gated gathers; `tiling._FASTEST` was fitted to these calls.
+
+    Launches had other tiles then, which took longer on some shapes.
+    """
+    errors = _errors(name, world, True, "gated_1d")
+    assert statistics.mean(map(abs, errors)) < most
+
+
+def test_serial_calls_take_what_their_measured_gemms_predict() -> None:
+    """The mean error is 9%; by rounds of tiles alone it is 12%."""
+    assert statistics.mean(map(abs, _errors("h100x2", 2, False, "serial"))) < 0.1
