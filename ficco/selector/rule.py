@@ -1,9 +1,9 @@
 """The rule: an estimate of a schedule's time from static numbers only, computed in microseconds.
 
 The estimate uses bytes over the link's rate, the times of GEMMs that were measured or that follow
-from those nearby, and a few fixed costs. One lane sends and one multiplies, and the later end counts. L is the time to send
-everything, c the time to multiply one of s pieces, own the time of the own shard, and a is the
-number of parts that arrive one after another:
+from those nearby, and a few fixed costs. One lane sends and one multiplies, and the later end
+counts. L is the time to send everything, c the time to multiply one of s pieces, own the time of
+the own shard, and a is the number of parts that arrive one after another:
 
     gathers     max(own + s.c,  L / a + s.c,  L + c.s / a)     a piece is multiplied on arrival
     scatters    max(c.s / a + L,  s.c + L / a,  s.c + own)     a piece is sent when it is made
