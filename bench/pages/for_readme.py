@@ -23,7 +23,7 @@ MODELS = "h200x4"
 def headline(page: Page) -> str:
     """Return sentences on what `auto` gives for operators and for a model."""
     said = []
-    for _, document in page.every("regret")[:1]:
+    for _, document in page.newest("regret")[:1]:
         cases = document["cases"]
         captured, eager = (auto.gains(cases, regime, auto.NCCL) for regime in REGIMES)
         hand = [geomean(auto.gains(cases, regime, auto.BEST)) or 0.0 for regime in REGIMES]
@@ -47,7 +47,7 @@ def headline(page: Page) -> str:
 
 def results(page: Page) -> list[str]:
     """Return the section with the table and the figure."""
-    [(path, document), *_] = page.every("regret")
+    [(path, document), *_] = page.newest("regret")
     [models] = models_of(page)
     lost, compared = losses(models, "compiled over compiled")
     lines = [

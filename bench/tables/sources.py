@@ -52,6 +52,10 @@ class Page:
         """Return the results NAME_MACHINE.json, the machine with the most GPUs first."""
         return read(self.results / f"{name}_{machine}.json" for machine in MACHINES)
 
+    def newest(self, name: str) -> Documents:
+        """Return the results NAME_MACHINE.json, the newest first."""
+        return sorted(self.every(name), key=lambda found: found[1]["date"], reverse=True)
+
     def one(self, name: str) -> Documents:
         """Return a list with NAME.json; empty if there is no such result."""
         return read([self.results / f"{name}.json"])
