@@ -1080,6 +1080,6 @@ class CallFinder:
         Args:
             form: the fields of `ficco.modules.dispatching.Form`.
             args: what the function got by position.
-            words: what it got by name. Names are compared as objects, since Python interns those
-                of a call.
+            words: what it got by name. Names are compared as objects, as Python interns those that
+                a call spells out; with others the result is None.
         """

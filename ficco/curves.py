@@ -69,6 +69,8 @@ class Curve:
 TILE_M, TILE_N, TILE_K, ROUNDED, START_US = 64, 128, 170, 0.12, 3.5
 CORE_START_US = 1.0  # of a call on one core, before the library multiplies
 NEIGHBORS = 12
+_MAX_SORTED = 256  # kept orders of columns
+Column = list[tuple[float, float]]  # points of one n and k: log2 of m, log of measured over modeled
 _NEAR_DISTANCE = 0.1  # squared distance, in doublings, within which points weigh about the same
 
 
@@ -91,7 +93,12 @@ class GemmTimes:
     units: int
     memory_gbps: float = 0.0
     tiled: bool = True
-    _places: tuple[tuple[float, float, float, float], ...] = field(init=False, repr=False)
+    _columns: dict[tuple[float, float], Column] = field(
+        init=False, repr=False, compare=False, hash=False
+    )
+    _sorted: dict[tuple[float, float], list[tuple[float, Column]]] = field(
+        init=False, repr=False, compare=False, hash=False
+    )
     _us_per_flop: float = field(init=False, repr=False)
     _start_us: float = field(init=False, repr=False)
     _known: dict[tuple[float, float, float], float] = field(
@@ -121,11 +128,12 @@ class GemmTimes:
         ] or [us / (2.0 * self._padded(m, n, k)) for m, n, k, us in self.points]
         object.__setattr__(self, "_us_per_flop", median(slow))
         object.__setattr__(self, "_start_us", start)
-        places = tuple(
-            (math.log2(m), math.log2(n), math.log2(k), math.log(us / self.tiled_us(m, n, k)))
-            for m, n, k, us in self.points
-        )
-        object.__setattr__(self, "_places", places)
+        columns: dict[tuple[float, float], Column] = {}
+        for m, n, k, us in self.points:
+            column = columns.setdefault((math.log2(n), math.log2(k)), [])
+            column.append((math.log2(m), math.log(us / self.tiled_us(m, n, k))))
+        object.__setattr__(self, "_columns", columns)
+        object.__setattr__(self, "_sorted", {})
 
     def us(self, m: float, n: float, k: float) -> float:
         """Return the time of [m, k] . [k, n]; 0 for an empty product."""
@@ -165,17 +173,34 @@ class GemmTimes:
         return math.ceil(m / TILE_M) * math.ceil(n / TILE_N) / self.units
 
     def _log_ratio(self, m: float, n: float, k: float) -> float:
-        """Return the log of measured over modeled time, averaged over the nearest points."""
-        x, y, z = math.log2(m), math.log2(n), math.log2(k)
-        distances = [
-            (px - x) * (px - x) + (py - y) * (py - y) + (pz - z) * (pz - z)
-            for px, py, pz, _ in self._places
-        ]
-        far = sorted(distances)[:NEIGHBORS][-1]  # a sort and a loop are faster than a heap
-        weights = ratios = 0.0
-        for distance, (_, _, _, ratio) in zip(distances, self._places, strict=True):
-            if distance <= far:
-                weight = 1.0 / (distance + _NEAR_DISTANCE)
-                weights += weight
-                ratios += weight * ratio
-        return ratios / weights
+        """Return the log of measured over modeled time, averaged over the nearest points.
+
+        All points as near as the last of these count. Points come in columns of equal n and k: the
+        columns are looked at by their distance, and few of them have a near point.
+        """
+        x, near, far = math.log2(m), list[tuple[float, float]](), math.inf
+        for apart, column in self._columns_by_distance(n, k):
+            if apart > far:
+                break
+            for px, ratio in column:
+                distance = apart + (px - x) * (px - x)
+                if distance <= far:
+                    near.append((distance, ratio))
+            if len(near) >= NEIGHBORS:
+                near.sort()
+                far = near[NEIGHBORS - 1][0]
+        weighted = [(1.0 / (d + _NEAR_DISTANCE), ratio) for d, ratio in near if d <= far]
+        return sum(w * ratio for w, ratio in weighted) / sum(w for w, _ in weighted)
+
+    def _columns_by_distance(self, n: float, k: float) -> list[tuple[float, Column]]:
+        """Return squared distances in n and k, and the points that have them, the nearest first."""
+        found = self._sorted.get((n, k))
+        if found is None:
+            if len(self._sorted) > _MAX_SORTED:
+                self._sorted.clear()
+            y, z = math.log2(n), math.log2(k)
+            found = self._sorted[n, k] = sorted(
+                ((py - y) * (py - y) + (pz - z) * (pz - z), column)
+                for (py, pz), column in self._columns.items()
+            )
+        return found

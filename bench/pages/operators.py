@@ -47,14 +47,15 @@ def operators(page: Page) -> str:
 def _auto(page: Page) -> list[str]:
     """Return the section on random shapes."""
     lines: list[str] = []
-    for path, document in page.every("regret"):
+    for path, document in page.newest("regret"):
         how, cases = document["how"], len(document["cases"])
         lines += [
             f"## `auto` on {cases} random shapes, {where(document)}", "",
             "This comparison shows what a user gets: ficco chooses, and no book has these shapes. "
             "*Best by hand* is the fastest of NCCL and `torch.mm`, PyTorch's fused operators, and "
             "`torch.mm` with the one-shot or two-shot all-reduce of `torch.ops.symm_mem`. For the "
-            "all-to-all operators, NCCL and `torch.mm` is the only call by hand.", "",
+            "all-to-all operators, there are only NCCL and `torch.mm`. "
+            f"{auto.serial_text(document)}", "",
             "A cell has the geometric mean of the speed-ups, and the worst and the best shape in "
             f"brackets. {auto.BAR} {auto.within_text(document)}", "",
         ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from comparing.regrets import ALLOWED_MS, SHARE
+from comparing.regrets import ALLOWED_MS, NEW, SHARE
 
 from ficco.report.sweep.judging import geomean
 from tables.sources import Document, table
@@ -117,6 +117,13 @@ def missed_table(document: Document, regime: str) -> list[str]:
     return table(head, rows)
 
 
+def serial_text(document: Document) -> str:
+    """Return a sentence on where NCCL and `torch.mm` put their results."""
+    ways = {name for case in document["cases"] for name in case["ms"]["captured"]}
+    there = "NCCL and `torch.mm` write into memory that is there"
+    return f"{there}, and run again with a new result." if NEW[0] in ways else f"{there}."
+
+
 def within_text(document: Document) -> str:
     """Return a sentence on how many shapes are within the limit."""
     verdicts = [each for case in document["cases"] for each in case["verdicts"].values()]
@@ -126,8 +133,9 @@ def within_text(document: Document) -> str:
         return f"{text}."
     return (
         f"{text}, or {sum(new)} of {len(new)} if only those calls by hand count whose results are "
-        "new memory, as those of ficco are: NCCL and `torch.mm` with a new result, and PyTorch's "
-        "fused operators. The other calls by hand overwrite the result of the call before."
+        "new memory, as those of ficco are: NCCL and `torch.mm` with a new result, PyTorch's fused "
+        "operators, and `torch.mm` with the one-shot all-reduce. The other calls by hand overwrite "
+        "the result of the call before."
     )
 
 

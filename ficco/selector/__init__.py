@@ -147,7 +147,7 @@ def quick(
     gates: bool = True,
     alone: bool = True,
 ) -> Choice:
-    """Choose within a call, in a fraction of a millisecond, by a shipped book, else the rule.
+    """Choose within a call, in about a millisecond, by a shipped book, else the rule.
 
     See `choose` and `automatic` for arguments and errors.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
@@ -227,8 +228,9 @@ def test_arguments_by_name(parts: Parts) -> None:
         assert find(**words) is None
     x, w, words = parts.x, parts.w, {"schedule": "serial"}
     assert parts.look(FORM, (x, w), words) is call
-    for args in ((), (x,), (x, w, None)):
-        assert parts.look(FORM, args, {**words, "w": w}) is None
+    for args in ((), (x,), (x, w, None), (x, w, "tp")):
+        assert parts.look(FORM, args, words) is None
+    assert parts.look(FORM, (x,), {**words, "w": w}) is None
 
 
 def test_the_table_of_an_exchange(parts: Parts) -> None:
@@ -245,7 +247,42 @@ def test_the_table_of_an_exchange(parts: Parts) -> None:
     for table in ([[1, 2], [3, 5]], [[1, 2, 3, 4]], [1, 2], None):
         assert look({"schedule": "serial", "splits": table}) is None
     assert look({"schedule": "serial"}) is None
+    more = (parts.x, parts.w, [[1, 2], [3, 4]], None)
+    assert parts.look(form, more, {"schedule": "serial"}) is None
     assert parts.find() is parts.call
+
+
+class _Shrinking:
+    """Empties the tables when it is collected."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self.rows, self.itself = rows, self
+
+    def __del__(self) -> None:
+        for row in self.rows:
+            row.clear()
+        self.rows.clear()
+
+
+def test_a_table_that_changes_while_it_is_read() -> None:
+    """By what is collected meanwhile, or by another thread: it is read, or it is not."""
+    limits = gc.get_threshold()
+    try:
+        for first in range(1, 12):
+            rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+            gc.collect()
+            _Shrinking(rows)
+            gc.set_threshold(first)
+            assert flat_table(rows) in (tuple(range(1, 10)), None)
+            gc.set_threshold(*limits)
+    finally:
+        gc.set_threshold(*limits)
+
+
+def test_rows_are_looked_at_before_memory_is_taken() -> None:
+    """A list of a million sizes is no table; as one, it would have 10**12."""
+    assert flat_table([1] * 10**6) is None
+    assert flat_table([[1]] * 10**6) is None
 
 
 class _List(list[Any]):

@@ -72,13 +72,15 @@ def test_ways_whose_results_are_new_memory_have_a_verdict_of_their_own() -> None
     assert found is not None and not found["within"] and found["within_new"]
     found = judged(figures | {"torch_fused": row(0.9)}, "eager")
     assert found is not None and not found["within_new"] and found["best"] == "two_shot"
+    found = judged(figures | {"one_shot": row(0.9)}, "eager")  # it returns a new tensor
+    assert found is not None and not found["within_new"]
     assert "within_new" not in (judged({"auto": row(1.0), "serial": row(0.8)}, "eager") or {})
     case = {"case": "op 1", "op": "op", "refused": {}, "auto": {"eager": "serial g1"}}
     cases = [case | {"ms": {"eager": figures}, "verdicts": {"eager": judged(figures, "eager")}}]
     summary = summed_up(cases)
     assert (summary["op"]["eager"]["within"], summary["op"]["eager"]["within_new"]) == (0, 1)
     text = lines({"summary": summary, "cases": cases, "left_out": []})
-    assert "0 of   1 within (1 of new results)" in text[0]
+    assert "0 of   1 within (1 against new results)" in text[0]
 
 
 def test_a_shape_without_auto_or_others_has_no_verdict() -> None:

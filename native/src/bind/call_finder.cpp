@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -39,26 +40,27 @@ nb::object interned(const char* name) {
     return found;
 }
 
-// A list or a tuple, and of no derived type.
-class Row {
-  public:
-    explicit Row(nb::handle row)
-        : row_(row),
-          is_list_(PyList_CheckExact(row.ptr())),
-          is_tuple_(PyTuple_CheckExact(row.ptr())) {}
-
-    bool is_valid() const { return is_list_ || is_tuple_; }
-    Py_ssize_t size() const {
-        return is_list_ ? PyList_Size(row_.ptr()) : PyTuple_Size(row_.ptr());
+// The items of a list or a tuple, and of no derived type; nothing if it is neither, or if it has
+// another size. Other threads may change a list meanwhile.
+std::optional<std::vector<nb::object>> items_of(nb::handle row,
+                                                std::optional<Py_ssize_t> size = std::nullopt) {
+    const bool is_list = PyList_CheckExact(row.ptr());
+    if (!is_list && !PyTuple_CheckExact(row.ptr())) return std::nullopt;
+    const Py_ssize_t found = is_list ? PyList_Size(row.ptr()) : PyTuple_Size(row.ptr());
+    if (found != size.value_or(found)) return std::nullopt;
+    std::vector<nb::object> items;
+    items.reserve(static_cast<std::size_t>(found));
+    for (Py_ssize_t place = 0; place < found; ++place) {
+        PyObject* item =
+            is_list ? PyList_GetItem(row.ptr(), place) : PyTuple_GetItem(row.ptr(), place);
+        if (item == nullptr) {
+            PyErr_Clear();
+            return std::nullopt;
+        }
+        items.push_back(nb::borrow(item));
     }
-    nb::handle at(Py_ssize_t place) const {
-        return is_list_ ? PyList_GetItem(row_.ptr(), place) : PyTuple_GetItem(row_.ptr(), place);
-    }
-
-  private:
-    nb::handle row_;
-    bool is_list_, is_tuple_;
-};
+    return items;
+}
 
 // A new tuple whose places are filled in order.
 class NewTuple {
@@ -80,18 +82,17 @@ class NewTuple {
 };
 
 std::optional<nb::object> flat_table(nb::handle table) {
-    const Row rows(table);
-    if (!rows.is_valid()) return std::nullopt;
-    const Py_ssize_t size = rows.size();
-    NewTuple flat(size * size);
-    for (Py_ssize_t r = 0; r < size; ++r) {
-        const Row row(rows.at(r));
-        if (!row.is_valid() || row.size() != size) return std::nullopt;
-        for (Py_ssize_t c = 0; c < size; ++c) {
-            if (!is_int(row.at(c))) return std::nullopt;
-            flat.add(row.at(c));
-        }
+    const auto rows = items_of(table);
+    if (!rows) return std::nullopt;
+    const auto size = static_cast<Py_ssize_t>(rows->size());
+    std::vector<nb::object> sizes;
+    for (const nb::object& row : *rows) {
+        const auto items = items_of(row, size);
+        if (!items || !std::all_of(items->begin(), items->end(), is_int)) return std::nullopt;
+        sizes.insert(sizes.end(), items->begin(), items->end());
     }
+    NewTuple flat(size * size);
+    for (const nb::object& item : sizes) flat.add(item);
     return flat.get();
 }
 
