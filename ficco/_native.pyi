@@ -1071,7 +1071,7 @@ class CallFinder:
         automatic: tuple[str, Callable[[], bool]],
     ) -> None: ...
     def find(self, form: tuple[Any, ...], args: tuple[Any, ...], words: dict[str, Any]) -> Any:
-        """Return the cached call of a function's arguments, or None.
+        """Return a call's cached call, its tensors, and whether its results are a tuple, or None.
 
         None also means that the arguments need the whole call: a gradient is recorded, a mode
         observes calls, an argument is of another kind, or it is wrong. The caller checks whether

@@ -136,19 +136,25 @@ class CachedCall:
         """Whether the windows were made anew since the choice."""
         return self._moves is not None and self._moves != self._runtime.moves
 
-    def repeat(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Enqueue the call as `run` does, and return its only result; None: it is not valid now.
+    def repeat(self, tensors: Sequence[Tensor], several: bool) -> Any:
+        """Enqueue the call as `run` does, and return its result; None: it is not valid now.
 
         The checks are those of `find`. They call no Python function, since each takes host time.
+
+        Args:
+            tensors: as for `run`.
+            several: whether to return a tuple of results.
         """
         if not self.ready or self.changes != groups.changes():
             return None
         if self._moves is not None and self._moves != self._runtime.moves:
             return None
         if self._library is None or not self._flat:
-            return self.run(tensors)[0]
-        self._runtime.check_alive()
-        return self._library(tensors)[0]
+            ys = self.run(tensors)
+        else:
+            self._runtime.check_alive()
+            ys = self._library(tensors)
+        return tuple(ys) if several else ys[0]
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""

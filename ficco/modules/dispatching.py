@@ -16,6 +16,7 @@ from ficco.modules import autograd, call_cache, groups, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import CachedCall, find, key_of
 from ficco.modules.groups import refuse
+from ficco.modules.operands import weights_of
 from ficco.modules.routes import (
     DIRECT,
     FORWARD_LEVEL,
@@ -38,12 +39,15 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 
 class Form(NamedTuple):
-    """How a function of one input and one weight is called, for the cache of calls.
+    """How a function of one input is called, for the cache of calls.
 
     Attributes:
         op: the operator.
-        absent: number of its optional tensors; cached calls of this form have none of them.
-        rest: its further arguments in these calls, as `operators.run` orders them.
+        several: whether the function takes one weight or a list of them, which share the input.
+            Which of them have a bias comes before `rest` then.
+        bias: whether the function has the argument `bias`: a tensor or None, or a list of these,
+            one per weight.
+        rest: its further arguments in cached calls, as `operators.run` orders them.
         unset: names of arguments that are None in these calls.
         flags: names of arguments that are bools, and that do not matter in these calls.
         table: name of the third argument, a square table of ints, which follows `rest`; None:
@@ -51,11 +55,17 @@ class Form(NamedTuple):
     """
 
     op: str
-    absent: int = 0
+    several: bool = False
+    bias: bool = False
     rest: tuple[Any, ...] = ()
     unset: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     table: str | None = None
+
+
+Found = tuple[
+    CachedCall, Sequence[Any], bool
+]  # a call, its tensors, and whether results are a tuple
 
 
 def repeatable(form: Form) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -77,9 +87,12 @@ def repeatable(form: Form) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
                 return function(*args, **kwargs)
             try:
                 found = _find(form, args, kwargs)
-                tensors: Any = args[:2]
-                y: Any = None if found is None else found.repeat(tensors)
-                return function(*args, **kwargs) if y is None else y
+                if found is not None:
+                    cached, tensors, several = found
+                    y: Any = cached.repeat(tensors, several)
+                    if y is not None:
+                        return y  # type: ignore[no-any-return]
+                return function(*args, **kwargs)
             except Exception as error:
                 refuse(args[place] if len(args) > place else kwargs.get("group"), error)
                 raise
@@ -89,12 +102,10 @@ def repeatable(form: Form) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     return decorate
 
 
-def _find_in_python(
-    form: Form, args: tuple[Any, ...], words: Mapping[str, Any]
-) -> CachedCall | None:
+def _find_in_python(form: Form, args: tuple[Any, ...], words: Mapping[str, Any]) -> Found | None:
     """Return the cached call of a function's arguments, as `_native.CallFinder.find` does."""
     x, w, *more = args if len(args) > 1 else (None, None)
-    if not isinstance(x, Tensor) or not x.is_cuda or not isinstance(w, Tensor):
+    if not isinstance(x, Tensor) or not x.is_cuda:
         return None  # only calls on GPUs are cached
     given: dict[Any, Any] = {"group": None, "schedule": AUTO, "grain": None, **words}
     rest = form.rest
@@ -104,22 +115,31 @@ def _find_in_python(
             return None
         rest = (*rest, table)
     group, schedule, grain = given.pop("group"), given.pop("schedule"), given.pop("grain")
+    bias = given.pop("bias", None) if form.bias else None
     unset = [given.pop(name) for name in form.unset if name in given]
     flags = [given.pop(name) for name in form.flags if name in given]
     if more or given or any(each is not None for each in unset):
         return None
     if any(type(each) is not bool for each in flags) or type(grain) not in (int, type(None)):
         return None
-    if survey((x, w)) != DIRECT:
+    if form.several:
+        weights, biases, biased = weights_of(w, bias)
+        if len(biased) != len(weights):
+            return None
+        others, rest = [*weights, *biases], (tuple(biased), *rest)
+    else:
+        others = [w, bias] if form.bias else [w]
+    tensors = [x, *(other for other in others if other is not None)]
+    if not all(isinstance(tensor, Tensor) for tensor in tensors) or survey(tensors) != DIRECT:
         return None
-    others = w, *(None,) * form.absent
-    return find(key_of(form.op, group, x, others, schedule, *rest, grain))
+    call = find(key_of(form.op, group, x, others, schedule, *rest, grain))
+    return None if call is None else (call, tensors, form.several and not isinstance(w, Tensor))
 
 
-def _finder() -> Callable[..., CachedCall | None]:
+def _finder() -> Callable[..., Found | None]:
     if call_cache.reader is None:
         return _find_in_python
-    found: Callable[..., CachedCall | None] = CallFinder(
+    found: Callable[..., Found | None] = CallFinder(
         call_cache.reader,
         calls=(call_cache.calls, call_cache.UNORDERED_CALLS),
         off="FICCO_DISABLE",

@@ -57,10 +57,14 @@ __all__ = [
 DEFAULT = AUTO
 OPERATORS = torch_library.NAMES  # the custom operators; this import registers them
 Tensor = torch.Tensor
-_ONE_PLAIN = ((False,), None, None, False)  # one weight: no bias, axes or rows; nothing is kept
 
 
-@repeatable(Form("all_gather_matmul", 0, _ONE_PLAIN, ("rows", "bias", "axes"), ("save_gathered",)))
+@repeatable(
+    Form(
+        "all_gather_matmul", several=True, bias=True, rest=(None, None, False),
+        unset=("rows", "axes"), flags=("save_gathered",),
+    )
+)  # fmt: skip
 def all_gather_matmul(  # noqa: PLR0913 - a call has this many options
     x: Tensor,
     w: Tensor | Sequence[Tensor],
@@ -167,7 +171,7 @@ def column_matmul(
     return outputs[0] if isinstance(w, Tensor) else tuple(outputs)
 
 
-@repeatable(Form("matmul_reduce_scatter", 1, (None,), ("rows", "bias")))
+@repeatable(Form("matmul_reduce_scatter", bias=True, rest=(None,), unset=("rows",)))
 def matmul_reduce_scatter(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],
@@ -208,7 +212,7 @@ def matmul_reduce_scatter(
     return dispatch("matmul_reduce_scatter", args, way)  # type: ignore[no-any-return]
 
 
-@repeatable(Form("matmul_all_reduce", 1, unset=("bias",)))
+@repeatable(Form("matmul_all_reduce", bias=True))
 def matmul_all_reduce(
     x: Tensor | Sequence[Tensor],
     w: Tensor | Sequence[Tensor],

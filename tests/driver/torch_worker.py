@@ -345,9 +345,14 @@ def _plain_calls_again(hits: _Hits, rank: int, world: int) -> None:
                 assert not other._is_view(), "autograd would refuse to change it in place"
 
 
+def _as_tuple(ys: Any) -> tuple[Tensor, ...]:
+    return ys if isinstance(ys, tuple) else (ys,)
+
+
 def _one_weight_again(rank: int, world: int) -> None:
-    """A repeated call of one weight and no options is found without a look at its arguments."""
+    """A repeated call of one input is found without a look at its arguments by Python."""
     x, w, splits = draw(rank, world, 4), draw(9, 4, 3), [[1] * world] * world
+    more, bias = draw(8, 4, 2), draw(7, 3)
     run, runs = operators.run, []
 
     def counted(name: str, args: Any) -> Any:
@@ -359,14 +364,22 @@ def _one_weight_again(rank: int, world: int) -> None:
         for schedule in ("serial", "gated_1d"):
             for call in (
                 partial(ficco.all_gather_matmul, x, w),
+                partial(ficco.all_gather_matmul, x, w, bias=bias),
+                partial(ficco.all_gather_matmul, x, [w, more, w], bias=[None, None, bias]),
+                partial(ficco.all_gather_matmul, x, (w,), save_gathered=False),
                 partial(ficco.matmul_reduce_scatter, x, w),
+                partial(ficco.matmul_reduce_scatter, x, w, bias=bias),
                 partial(ficco.matmul_all_reduce, x, w),
+                partial(ficco.matmul_all_reduce, x, w, bias=bias, group=None),
                 partial(ficco.all_to_all_matmul, x, w, splits),
                 partial(ficco.matmul_all_to_all, x, w, splits),
             ):
                 first = call(schedule=schedule)
                 runs.clear()
-                assert torch.equal(call(schedule=schedule), first)
+                again = call(schedule=schedule)
+                assert type(again) is type(first)
+                for y, other in zip(_as_tuple(again), _as_tuple(first), strict=True):
+                    assert torch.equal(y, other)
                 assert not runs, f"{runs} with {schedule}"
     finally:
         operators.run = run

@@ -20,7 +20,7 @@ from ficco.modules.dispatching import Form  # noqa: E402
 from ficco.schedule import Schedule  # noqa: E402
 
 OP, REST = "matmul_reduce_scatter", ((1, 2), "rows")
-FORM = Form(OP, 1, REST, unset=("rows", "bias"), flags=("keeps",))
+FORM = Form(OP, bias=True, rest=REST, unset=("rows", "axes"), flags=("keeps",))
 Tensor = torch.Tensor
 
 # With the API, a reader that cannot be made is a failure.
@@ -62,7 +62,12 @@ class Parts:
         return Everyone.WORLD if group is None else ("group", group)
 
     def find(self, schedule: Any = "serial", form: Form = FORM, **words: Any) -> Any:
-        return self.look(form, (self.x, self.w), {"schedule": schedule, **words})
+        return self.call_of(form, (self.x, self.w), {"schedule": schedule, **words})
+
+    def call_of(self, form: Form, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """Return the cached call alone."""
+        found = self.look(form, args, words)
+        return None if found is None else found[0]
 
     def keep(self, schedule: Any = "serial", group: Any = None, grain: Any = None) -> None:
         """Keep the call under the key that Python makes."""
@@ -223,24 +228,86 @@ def test_without_the_api_python_finds_calls(monkeypatch: pytest.MonkeyPatch) -> 
 def test_arguments_by_name(parts: Parts) -> None:
     """What a form says of further arguments; all else needs the whole call."""
     find, call = parts.find, parts.call
-    assert find(rows=None) is find(bias=None, keeps=True) is find(keeps=False) is call
+    assert find(rows=None) is find(axes=None, bias=None, keeps=True) is find(keeps=False) is call
     for words in ({"rows": [4]}, {"bias": parts.w}, {"keeps": None}, {"keeps": 1}, {"more": None}):
         assert find(**words) is None
     x, w, words = parts.x, parts.w, {"schedule": "serial"}
-    assert parts.look(FORM, (x, w), words) is call
+    assert parts.call_of(FORM, (x, w), words) is call
     for args in ((), (x,), (x, w, None), (x, w, "tp")):
         assert parts.look(FORM, args, words) is None
     assert parts.look(FORM, (x,), {**words, "w": w}) is None
 
 
+def test_a_bias_is_one_more_tensor(parts: Parts) -> None:
+    """It is a part of the key, and of the tensors of the call."""
+    bias = torch.ones(2)
+    assert parts.find(bias=bias) is None
+    key = call_cache.key_of(OP, None, parts.x, (parts.w, bias), "serial", *REST, None)
+    parts.calls[key] = parts.call
+    found = parts.look(FORM, (parts.x, parts.w), {"schedule": "serial", "bias": bias})
+    assert found is not None and found[0] is parts.call and found[2] is False
+    assert [*map(id, found[1])] == [*map(id, (parts.x, parts.w, bias))]
+    assert parts.find(bias=bias.requires_grad_()) is None
+    assert parts.find(bias=[torch.ones(2)]) is None
+    assert parts.find(form=FORM._replace(bias=False), bias=torch.ones(2)) is None
+
+
+SEVERAL = Form(OP, several=True, bias=True, rest=REST)
+V = torch.ones(3, 5)
+B, C = torch.ones(2), torch.ones(5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "biases", "kept", "biased"),
+    [
+        (None, None, [], (False,)),
+        (None, B, [B], (True,)),
+        (None, [B], [B], (True,)),
+        ([], None, [], (False,)),
+        ([V], None, [V], (False, False)),
+        ([V], [None, None], [V], (False, False)),
+        ((V,), (None, C), [V, C], (False, True)),
+        ([V, V], [B, None, C], [V, V, B, C], (True, False, True)),
+        ([V], B, [V, B, B], (True, True)),
+    ],
+)
+def test_several_weights_and_their_biases(
+    parts: Parts, weights: Any, biases: Any, kept: list[Tensor], biased: tuple[bool, ...]
+) -> None:
+    """Weights come after the first; None: the first is no list."""
+    w = parts.w if weights is None else type(weights)((parts.w, *weights))
+    words = {"schedule": "serial", "bias": biases}
+    assert parts.look(SEVERAL, (parts.x, w), words) is None
+    key = call_cache.key_of(OP, None, parts.x, (parts.w, *kept), "serial", biased, *REST, None)
+    parts.calls[key] = parts.call
+    found = parts.look(SEVERAL, (parts.x, w), words)
+    assert found is not None and found[0] is parts.call and found[2] is (weights is not None)
+    assert [*map(id, found[1])] == [*map(id, (parts.x, parts.w, *kept))]
+
+
+def test_lists_that_do_not_fit(parts: Parts) -> None:
+    """They need the whole call, which refuses them."""
+    key = call_cache.key_of(OP, None, parts.x, (parts.w,), "serial", (False,), *REST, None)
+    parts.calls[key] = parts.call
+    words = {"schedule": "serial"}
+    assert parts.call_of(SEVERAL, (parts.x, [parts.w]), words) is parts.call
+    for w, bias in (
+        ([parts.w], []), ([parts.w], [None, None]), (parts.w, [None, None]), ([], None),
+        ([parts.w, None], None), ([parts.w.clone().requires_grad_()], None), ("w", None),
+    ):  # fmt: skip
+        assert parts.look(SEVERAL, (parts.x, w), {**words, "bias": bias}) is None
+    assert parts.look(SEVERAL, ([parts.x], [parts.w]), words) is None
+    assert parts.look(FORM, (parts.x, [parts.w]), words) is None
+
+
 def test_the_table_of_an_exchange(parts: Parts) -> None:
     """By place or by name, of lists and of tuples."""
-    form = Form(OP, 1, REST, table="splits")
+    form = Form(OP, bias=True, rest=REST, table="splits")
     key = call_cache.key_of(OP, None, parts.x, (parts.w, None), "serial", *REST, (1, 2, 3, 4), None)
     parts.calls[key] = parts.call
-    look = partial(parts.look, form, (parts.x, parts.w))
+    look = partial(parts.call_of, form, (parts.x, parts.w))
     for table in ([[1, 2], [3, 4]], ((1, 2), (3, 4)), [(1, 2), [3, 4]]):
-        by_place = parts.look(form, (parts.x, parts.w, table), {"schedule": "serial"})
+        by_place = parts.call_of(form, (parts.x, parts.w, table), {"schedule": "serial"})
         assert by_place is look({"schedule": "serial", "splits": table}) is parts.call
         both = (parts.x, parts.w, table), {"schedule": "serial", "splits": table}
         assert parts.look(form, *both) is None

@@ -19,6 +19,8 @@ namespace {
 
 using namespace nb::literals;
 
+constexpr std::size_t kUsualTensors = 4;
+
 bool is_true(nb::handle value) {
     const int answer = PyObject_IsTrue(value.ptr());
     if (answer < 0) throw nb::python_error();
@@ -120,17 +122,22 @@ class CallFinder {
     nb::object find(nb::tuple form, nb::tuple args, nb::dict words) const {
         try {
             const Form known(form);
-            std::optional<Options> options = options_of(known, args, words);
+            const std::optional<Options> options = options_of(known, args, words);
             if (!options || is_set(context_.off.c_str())) return nb::none();
-            const nb::handle x = args[0], w = args[1];
-            if (is_observed(x, w) || !is_true(nb::getattr(x, "is_cuda"))) return nb::none();
+            const std::optional<Tensors> tensors = tensors_of(known, args, options->bias);
+            if (!tensors || is_observed(tensors->given)) return nb::none();
+            if (!is_true(nb::getattr(tensors->given[0], "is_cuda"))) return nb::none();
             std::vector<std::int64_t> facts;
             facts.reserve(kUsualFacts);
-            if (!reader_.add(x, facts) || !reader_.add(w, facts)) return nb::none();
-            facts.insert(facts.end(), known.absent, kAbsent);
+            for (const nb::object& tensor : tensors->given) {
+                if (!reader_.add(tensor, facts)) return nb::none();
+            }
+            if (tensors->lacks_bias) facts.push_back(kAbsent);
             const nb::object group = group_of(options->group);
             if (group.is_none()) return nb::none();
-            return cached(key(known, *options, group, bytes_of(facts)));
+            const nb::object call = cached(key(known, *options, *tensors, group, bytes_of(facts)));
+            if (call.is_none()) return call;
+            return nb::make_tuple(call, tuple_of(tensors->given), tensors->several);
         } catch (nb::python_error& error) {  // the call finds it again, and says what is wrong
             if (!error.matches(PyExc_Exception)) throw;
             return nb::none();
@@ -140,28 +147,42 @@ class CallFinder {
   private:
     // The fields of `ficco.modules.dispatching.Form`.
     struct Form {
-        explicit Form(nb::tuple form)
-            : op(form[0]),
-              absent(nb::cast<std::size_t>(form[1])),
-              rest(form[2]),
-              unset(form[3]),
-              flags(form[4]),
-              table(form[5]) {}
+        explicit Form(nb::handle form)
+            : op(at(form, 0)),
+              several(at(form, 1).is(Py_True)),
+              bias(at(form, 2).is(Py_True)),
+              rest(nb::borrow<nb::tuple>(at(form, 3))),
+              unset(nb::borrow<nb::tuple>(at(form, 4))),
+              flags(nb::borrow<nb::tuple>(at(form, 5))),
+              table(at(form, 6)) {}
 
-        nb::object op;
-        std::size_t absent;
+        static nb::handle at(nb::handle form, Py_ssize_t place) {
+            PyObject* item = PyTuple_GetItem(form.ptr(), place);
+            if (item == nullptr) throw nb::python_error();
+            return item;
+        }
+
+        nb::handle op;
+        bool several, bias;
         nb::tuple rest, unset, flags;
-        nb::object table;
+        nb::handle table;
     };
 
     struct Options {
-        nb::handle group, schedule, grain;
+        nb::handle group, schedule, grain, bias;
         nb::object table;  // not valid: the function has none
+    };
+
+    struct Tensors {
+        std::vector<nb::object> given;  // x, the weights, and the biases that there are
+        nb::object biased;              // which weights have a bias; not valid: there is one weight
+        bool lacks_bias;                // the key says so
+        bool several;                   // the result is a tuple
     };
 
     // What a call says besides its tensors; nothing where it needs the whole call.
     std::optional<Options> options_of(const Form& form, nb::tuple args, nb::dict words) const {
-        Options found{nb::none(), context_.automatic, nb::none(), {}};
+        Options found{nb::none(), context_.automatic, nb::none(), nb::none(), {}};
         nb::handle table;
         const bool has_table = !form.table.is_none();
         if (args.size() == 3 && has_table) {
@@ -176,6 +197,8 @@ class CallFinder {
                 found.schedule = value;
             } else if (name.is(grain_)) {
                 found.grain = value;
+            } else if (form.bias && name.is(bias_)) {
+                found.bias = value;
             } else if (has_table && name.is(form.table) && args.size() == 2) {
                 table = value;
             } else if (has(form.unset, name)) {
@@ -195,13 +218,54 @@ class CallFinder {
         return found;
     }
 
-    bool is_observed(nb::handle x, nb::handle w) const {
+    // As `ficco.modules.operands.weights_of` orders them; nothing where lists do not fit.
+    std::optional<Tensors> tensors_of(const Form& form, nb::tuple args, nb::handle bias) const {
+        Tensors found{{}, {}, false, false};
+        found.given.reserve(kUsualTensors);
+        found.given.push_back(args[0]);
+        std::optional<std::vector<nb::object>> weights;
+        if (form.several) weights = items_of(args[1]);
+        if (!weights && (bias.is_none() || !form.several)) {
+            found.given.push_back(args[1]);
+            found.lacks_bias = form.bias && !form.several && bias.is_none();
+            if (!bias.is_none()) found.given.push_back(nb::borrow(bias));
+            if (form.several) found.biased = one_unbiased_;
+            return found;
+        }
+        found.several = weights.has_value();
+        if (!weights) weights.emplace({nb::borrow(args[1])});
+        const auto count = static_cast<Py_ssize_t>(weights->size());
+        std::optional<std::vector<nb::object>> biases = items_of(bias, count);
+        if (!biases) {
+            if (PyList_CheckExact(bias.ptr()) || PyTuple_CheckExact(bias.ptr()))
+                return std::nullopt;
+            biases.emplace(weights->size(), nb::borrow(bias));
+        }
+        NewTuple biased(count);
+        found.given.insert(found.given.end(), weights->begin(), weights->end());
+        for (const nb::object& each : *biases) {
+            biased.add(nb::bool_(!each.is_none()));
+            if (!each.is_none()) found.given.push_back(each);
+        }
+        found.biased = biased.get();
+        return found;
+    }
+
+    static nb::object tuple_of(const std::vector<nb::object>& items) {
+        NewTuple found(static_cast<Py_ssize_t>(items.size()));
+        for (const nb::object& item : items) found.add(item);
+        return found.get();
+    }
+
+    bool is_observed(const std::vector<nb::object>& tensors) const {
         for (const nb::handle observer : context_.observers) {
             if (is_true(observer())) return true;
         }
         if (nb::cast<std::int64_t>(context_.forward[context_.level]) >= 0) return true;
-        if (!is_true(context_.recording())) return false;
-        return is_true(nb::getattr(x, "requires_grad")) || is_true(nb::getattr(w, "requires_grad"));
+        return is_true(context_.recording()) &&
+               std::any_of(tensors.begin(), tensors.end(), [](const nb::object& tensor) {
+                   return is_true(nb::getattr(tensor, "requires_grad"));
+               });
     }
 
     nb::object group_of(nb::handle group) const {
@@ -210,18 +274,19 @@ class CallFinder {
     }
 
     // As call_cache.key_of makes it.
-    nb::object key(const Form& form, const Options& options, nb::handle group,
-                   const nb::object& facts) const {
+    nb::object key(const Form& form, const Options& options, const Tensors& tensors,
+                   nb::handle group, const nb::object& facts) const {
         const bool is_automatic = options.schedule.equal(context_.automatic);
         const nb::object capturing = is_automatic ? context_.capturing() : nb::none();
-        const std::size_t table = options.table.is_valid() ? 1 : 0;
-        NewTuple key(static_cast<Py_ssize_t>(6 + form.rest.size() + table));
+        const std::size_t more = tensors.biased.is_valid() + options.table.is_valid();
+        NewTuple key(static_cast<Py_ssize_t>(6 + form.rest.size() + more));
         for (const nb::handle item : {nb::handle(form.op), group, options.schedule,
                                       nb::handle(capturing), nb::handle(facts)}) {
             key.add(item);
         }
+        if (tensors.biased.is_valid()) key.add(tensors.biased);
         for (const nb::handle item : form.rest) key.add(item);
-        if (table != 0) key.add(options.table);
+        if (options.table.is_valid()) key.add(options.table);
         key.add(options.grain);
         return key.get();
     }
@@ -241,8 +306,9 @@ class CallFinder {
     nb::dict calls_;
     std::size_t unordered_;
     Context context_;
+    nb::object one_unbiased_ = nb::make_tuple(false);
     nb::object group_ = interned("group"), schedule_ = interned("schedule"),
-               grain_ = interned("grain"), world_ = interned("WORLD");
+               grain_ = interned("grain"), bias_ = interned("bias"), world_ = interned("WORLD");
 };
 
 }  // namespace
