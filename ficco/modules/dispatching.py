@@ -45,8 +45,8 @@ class Form(NamedTuple):
         op: the operator.
         several: whether the function takes one weight or a list of them, which share the input.
             Which of them have a bias comes before `rest` then.
-        bias: whether the function has the argument `bias`: a tensor or None, or a list of these,
-            one per weight.
+        bias: whether the function has the argument `bias`: a tensor or None, or with `several` a
+            list of these, one per weight.
         rest: its further arguments in cached calls, as `operators.run` orders them.
         unset: names of arguments that are None in these calls.
         flags: names of arguments that are bools, and that do not matter in these calls.
@@ -107,6 +107,8 @@ def _find_in_python(form: Form, args: tuple[Any, ...], words: Mapping[str, Any])
     x, w, *more = args if len(args) > 1 else (None, None)
     if not isinstance(x, Tensor) or not x.is_cuda:
         return None  # only calls on GPUs are cached
+    if not isinstance(w, (Tensor, list, tuple) if form.several else Tensor):
+        return None  # an iterator is read once, by the call
     given: dict[Any, Any] = {"group": None, "schedule": AUTO, "grain": None, **words}
     rest = form.rest
     if form.table is not None:

@@ -297,6 +297,9 @@ def test_lists_that_do_not_fit(parts: Parts) -> None:
     ):  # fmt: skip
         assert parts.look(SEVERAL, (parts.x, w), {**words, "bias": bias}) is None
     assert parts.look(SEVERAL, ([parts.x], [parts.w]), words) is None
+    weights = iter([parts.w])
+    assert parts.look(SEVERAL, (parts.x, weights), words) is None
+    assert [*weights] == [parts.w]  # the call reads them
     assert parts.look(FORM, (parts.x, [parts.w]), words) is None
 
 

@@ -175,7 +175,7 @@ class CallFinder {
 
     struct Tensors {
         std::vector<nb::object> given;  // x, the weights, and the biases that there are
-        nb::object biased;              // which weights have a bias; not valid: there is one weight
+        nb::object biased;              // which weights have a bias; not valid: there are no lists
         bool lacks_bias;                // the key says so
         bool several;                   // the result is a tuple
     };

@@ -31,8 +31,8 @@ class TensorReader {
 
 constexpr std::int64_t kAbsent = -1;  // the fact of None: no number of dimensions
 
-// The facts of a key: of two matrices 2 x (3 + 2 + 2), and room.
-constexpr std::size_t kUsualFacts = 32;
+// The facts of a key: of four matrices 4 x (3 + 2 + 2), of three biases 3 x (3 + 1 + 1), and room.
+constexpr std::size_t kUsualFacts = 48;
 
 inline nb::bytes bytes_of(const std::vector<std::int64_t>& facts) {
     return nb::bytes(facts.data(), facts.size() * sizeof(std::int64_t));
