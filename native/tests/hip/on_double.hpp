@@ -57,13 +57,18 @@ inline AwaitCode await_code() {
 // The parameters of a kernel that has none.
 inline void* no_parameters[1] = {nullptr};
 
-inline bool idle_within(Gpu& gpu, GpuStream stream, double seconds) {
+// Waits until something is so; false: it is not after some seconds.
+template <class Condition>
+bool comes_within(double seconds, const Condition& is_so) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    while (!gpu.idle(stream)) {
+    while (!is_so()) {
         if (std::chrono::steady_clock::now() > end) return false;
         std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     return true;
+}
+inline bool idle_within(Gpu& gpu, GpuStream stream, double seconds) {
+    return comes_within(seconds, [&] { return gpu.idle(stream); });
 }
 inline void drain(Gpu& gpu, GpuStream stream) { CHECK(idle_within(gpu, stream, 10)); }
 

@@ -124,9 +124,16 @@ TEST(hip_streams_share_hardware_queues_in_turn) {
     bench.gpu->delete_event(event);
 }
 
+std::atomic<bool> begun;  // whether the last launch of a kernel below runs
+
+void wait_for_begin() {
+    CHECK(comes_within(10, [] { return begun.load(); }));
+}
+
 // A kernel that polls a word and then reads data, with or without an acquire.
 template <bool acquires>
 void wait_and_read(void** parameters, const unsigned*) {
+    begun = true;
     const auto at = [&](std::size_t i) { return *static_cast<std::uint32_t**>(parameters[i]); };
     const std::atomic_ref<std::uint32_t> word(*at(0));
     for (int i = 0; i < 1000 && word.load() != kSignal; ++i) {
@@ -143,8 +150,9 @@ std::uint32_t read_behind_signal(GpuAddress word, HostKernel run) {
     GpuAddress data = new_window_memory(0, 64, WindowPart::data);
     GpuAddress result = new_window_memory(0, 64, WindowPart::words);
     void* parameters[] = {&word, &data, &result};
+    begun = false;
     bench.gpu->launch({new_kernel({8, 8, 8}, run), {1, 1, 1}, 64, 0}, parameters, bench.stream);
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // it polls
+    wait_for_begin();
     {
         const Gpu::Current current(*far);
         const GpuStream sender = far->new_stream(false);
@@ -176,6 +184,7 @@ TEST(hip_kernels_read_old_bytes_without_an_acquire) {
 std::atomic<bool> released;
 
 void wait_for_release(void**, const unsigned*) {
+    begun = true;
     while (!released) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
@@ -189,10 +198,10 @@ TEST(hip_kernels_acquire_when_they_begin) {
     GpuAddress data = new_window_memory(0, 64, WindowPart::data);
     GpuAddress result = new_window_memory(0, 64, WindowPart::words);
     symbol<void(int)>("ficcoDoubleStale")(1);
-    released = false;
+    released = begun = false;
     bench.gpu->launch({new_kernel({}, wait_for_release), {1, 1, 1}, 64, 0}, no_parameters,
                       bench.stream);
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    wait_for_begin();
     bench.gpu->copy(rows(data, bench.gpu->constant(7), 4), other);
     drain(*bench.gpu, other);
     CHECK_EQ(*reinterpret_cast<std::uint32_t*>(data), 0U);  // as a running kernel sees it
@@ -221,8 +230,7 @@ TEST(hip_streams_may_be_locked_while_a_thread_waits_for_them) {
         CHECK(bench.gpu->idle(other));
         std::atomic<bool> asked = false;
         std::thread asking([&] { asked = !bench.gpu->idle(bench.stream); });
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        CHECK_EQ(asked.load(), !locks);
+        CHECK_EQ(comes_within(locks ? 0.02 : 5.0, [&] { return asked.load(); }), !locks);
         released = true;
         waiting.join();
         asking.join();
