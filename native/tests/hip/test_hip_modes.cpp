@@ -54,11 +54,13 @@ class Holding {
     GpuStream stream_ = nullptr;
 };
 
+constexpr double kSoon = 0.05, kAtLast = 5;  // s: for what does not happen, and for what does
+
 // Whether a copy of so many bytes ends while a kernel has every slot of its device.
-bool copies_while_held(Bench& bench, const Windows& windows, std::int64_t bytes) {
+bool copies_while_held(Bench& bench, const Windows& windows, std::int64_t bytes, double seconds) {
     Holding holding(*bench.gpu);
     bench.gpu->copy(rows(windows.far, windows.own, bytes), bench.stream);
-    const bool ended = idle_within(*bench.gpu, bench.stream, 0.05);
+    const bool ended = idle_within(*bench.gpu, bench.stream, seconds);
     holding.release();
     drain(*bench.gpu, bench.stream);
     return ended;
@@ -68,8 +70,8 @@ TEST(hip_copies_need_no_compute_units) {
     Bench bench;
     const Windows windows;
     bench.gpu->constant(kSignal);
-    CHECK(copies_while_held(bench, windows, 4));
-    CHECK(copies_while_held(bench, windows, 2 << 20));
+    CHECK(copies_while_held(bench, windows, 4, kAtLast));
+    CHECK(copies_while_held(bench, windows, 2 << 20, kAtLast));
     // Fills and launches do.
     Holding holding(*bench.gpu);
     bench.gpu->fill(windows.own, 1, 64, bench.stream);
@@ -80,11 +82,11 @@ TEST(hip_copies_by_blit_kernels_wait_for_compute_units) {
     Bench bench;
     const Windows windows;
     no_cu("small_blit");
-    CHECK(!copies_while_held(bench, windows, 4));
-    CHECK(!copies_while_held(bench, windows, 16 << 10));
-    CHECK(copies_while_held(bench, windows, (16 << 10) + 4));
+    CHECK(!copies_while_held(bench, windows, 4, kSoon));
+    CHECK(!copies_while_held(bench, windows, 16 << 10, kSoon));
+    CHECK(copies_while_held(bench, windows, (16 << 10) + 4, kAtLast));
     no_cu("blit");
-    CHECK(!copies_while_held(bench, windows, 2 << 20));
+    CHECK(!copies_while_held(bench, windows, 2 << 20, kSoon));
     no_cu("");
 }
 
@@ -101,8 +103,17 @@ TEST(hip_copies_may_be_dropped) {
     CHECK_EQ(bench.read(windows.far), kSignal);
 }
 
-void fail_slowly(void**, const unsigned*) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+std::atomic<bool> begun;  // whether the last launch of a kernel below runs
+
+void wait_for_begin() {
+    CHECK(comes_within(10, [] { return begun.load(); }));
+}
+
+std::atomic<bool> released;
+
+void wait_for_release(void**, const unsigned*) {
+    begun = true;
+    while (!released) std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 TEST(hip_streams_share_hardware_queues_in_turn) {
@@ -112,22 +123,19 @@ TEST(hip_streams_share_hardware_queues_in_turn) {
     for (int i = 0; i < 3; ++i) streams.push_back(bench.gpu->new_stream(false));
     streams.push_back(bench.gpu->new_stream(true));
     symbol<void(unsigned)>("ficcoDoubleQueues")(0);
-    const GpuKernel slow = new_kernel({}, fail_slowly);
+    released = begun = false;
+    const GpuKernel slow = new_kernel({}, wait_for_release);
     bench.gpu->launch({slow, {1, 1, 1}, 64, 0}, no_parameters, streams[0]);
+    wait_for_begin();
     const GpuEvent event = bench.gpu->new_event(false);
     for (const std::size_t i : {1, 2, 3}) bench.gpu->record(event, streams[i]);
-    CHECK(idle_within(*bench.gpu, streams[1], 0.05));
-    CHECK(idle_within(*bench.gpu, streams[3], 0.05));  // of another priority
-    CHECK(!bench.gpu->idle(streams[2]));               // behind the kernel
+    CHECK(idle_within(*bench.gpu, streams[1], kAtLast));
+    CHECK(idle_within(*bench.gpu, streams[3], kAtLast));  // of another priority
+    CHECK(!bench.gpu->idle(streams[2]));                  // behind the kernel
+    released = true;
     for (const GpuStream stream : streams) drain(*bench.gpu, stream);
     for (const GpuStream stream : streams) bench.gpu->delete_stream(stream);
     bench.gpu->delete_event(event);
-}
-
-std::atomic<bool> begun;  // whether the last launch of a kernel below runs
-
-void wait_for_begin() {
-    CHECK(comes_within(10, [] { return begun.load(); }));
 }
 
 // A kernel that polls a word and then reads data, with or without an acquire.
@@ -181,13 +189,6 @@ TEST(hip_kernels_read_old_bytes_without_an_acquire) {
     symbol<void(int)>("ficcoDoubleStale")(0);
 }
 
-std::atomic<bool> released;
-
-void wait_for_release(void**, const unsigned*) {
-    begun = true;
-    while (!released) std::this_thread::sleep_for(std::chrono::microseconds(100));
-}
-
 void read_word(void** parameters, const unsigned*) {
     **static_cast<std::uint32_t**>(parameters[1]) = **static_cast<std::uint32_t**>(parameters[0]);
 }
@@ -225,12 +226,17 @@ TEST(hip_streams_may_be_locked_while_a_thread_waits_for_them) {
         released = false;
         bench.gpu->launch({new_kernel({}, wait_for_release), {1, 1, 1}, 64, 0}, no_parameters,
                           bench.stream);
-        std::thread waiting([&] { symbol<int(GpuStream)>("hipStreamSynchronize")(bench.stream); });
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it waits
+        std::atomic<bool> waits = false;
+        std::thread waiting([&] {
+            waits = true;
+            symbol<int(GpuStream)>("hipStreamSynchronize")(bench.stream);
+        });
+        CHECK(comes_within(kAtLast, [&] { return waits.load(); }));
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it is in the call
         CHECK(bench.gpu->idle(other));
         std::atomic<bool> asked = false;
         std::thread asking([&] { asked = !bench.gpu->idle(bench.stream); });
-        CHECK_EQ(comes_within(locks ? 0.02 : 5.0, [&] { return asked.load(); }), !locks);
+        CHECK_EQ(comes_within(locks ? kSoon : kAtLast, [&] { return asked.load(); }), !locks);
         released = true;
         waiting.join();
         asking.join();
