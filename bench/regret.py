@@ -2,7 +2,7 @@
 
 `auto` runs in turn with torch.mm and NCCL, PyTorch's fused operators, and torch.mm followed by the
 one-shot and two-shot all-reduces of `symm_mem`: captured, back to back, and synchronized. torch.mm
-and NCCL run twice: into memory that is there, and with a result in new memory. Each figure is that
+and NCCL run twice: into preallocated memory, and with a new result. Each figure is that
 of the slowest rank. NCCL and PyTorch's operators run without NVLink multicast.
 
     python bench/regret.py --gpus 2 --out bench/results

@@ -736,11 +736,11 @@ class GpuRank:
         """Make a stream (the driver's handle) wait for the end of the rank's last call."""
 
 def are_well(groups: list[Group], ranks: list[GpuRank]) -> bool:
-    """Return whether there is a group, none has failed, and no kernel has missed a word.
+    """Return whether a runtime is open, and no failure of it is known.
 
     Args:
-        groups: the open groups of a runtime.
-        ranks: its devices.
+        groups: the open groups of the runtime; without one it is closed.
+        ranks: its devices, whose kernels report missed signals.
     """
 
 class GpuWindow:
@@ -1032,10 +1032,13 @@ class TensorReader:
         """
 
 def flat_table(table: Any) -> tuple[int, ...] | None:
-    """Return a square table of ints, one row behind another.
+    """Return the ints of a square table, row after row.
 
     Args:
-        table: its rows. It and they are lists or tuples; otherwise the result is None.
+        table: a list or tuple of rows, which are lists or tuples of ints.
+
+    Returns:
+        None if the table is not of this kind.
     """
 
 class CallFinder:
@@ -1080,6 +1083,6 @@ class CallFinder:
         Args:
             form: the fields of `ficco.modules.dispatching.Form`.
             args: what the function got by position.
-            words: what it got by name. Names are compared as objects, as Python interns those that
-                a call spells out; with others the result is None.
+            words: what it got by name. Names are compared by identity: Python interns the names
+                that a call spells out. Other names give None.
         """

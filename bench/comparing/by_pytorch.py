@@ -71,7 +71,7 @@ def _shots(operands: Operands, shared: Shared, name: str) -> Run:
 def serial_new(operands: Operands) -> Run:
     """Return NCCL and torch.mm one after the other, with the result in new memory.
 
-    Only the gathered x is memory that is there: no user of the result sees it.
+    Only the gathered x is preallocated, because it is no part of the result.
     """
     flow, gathered, shape = operands.layout.flow, operands.gathered, operands.y.shape
 

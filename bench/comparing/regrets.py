@@ -16,7 +16,7 @@ SHARE = 0.03
 ALLOWED_MS = {"captured": 0.002, "eager": 0.005, "synchronized": 0.005}
 BAR = (
     f"auto took at most {SHARE:.0%}, or 2 us captured and 5 us otherwise, longer than the best "
-    "of serial (into memory that is there, or with a new result) and PyTorch's operators, or no "
+    "of serial (into preallocated memory, or with a new result) and PyTorch's operators, or no "
     "more than the larger interquartile range of the two; `within_new`: the same, against "
     f"{', '.join(NEW)}, whose results are new memory"
 )

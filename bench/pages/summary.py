@@ -24,7 +24,7 @@ CAUSES = (
     "does not call that operator, because it would wait without end for a signal that never comes.",
     "- *Eager and synchronized calls of little work.* There the host decides. A call of ficco "
     "costs the host more than a call by hand: it finds the choice for its arguments, and its "
-    "result is new memory. The fastest calls by hand write into memory that is there.",
+    "result is new memory. The fastest calls by hand write into preallocated memory.",
     "- *Gated GEMMs with a large k and few columns.* They have fewer tiles than the GPU has "
     "multiprocessors, and cuBLAS splits k there (split-k).",
     "",

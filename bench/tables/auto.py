@@ -120,8 +120,9 @@ def missed_table(document: Document, regime: str) -> list[str]:
 def serial_text(document: Document) -> str:
     """Return a sentence on where NCCL and `torch.mm` put their results."""
     ways = {name for case in document["cases"] for name in case["ms"]["captured"]}
-    there = "NCCL and `torch.mm` write into memory that is there"
-    return f"{there}, and run again with a new result." if NEW[0] in ways else f"{there}."
+    if NEW[0] in ways:
+        return "NCCL and `torch.mm` run twice: into preallocated memory, and with a new result."
+    return "NCCL and `torch.mm` write into preallocated memory."
 
 
 def within_text(document: Document) -> str:

@@ -63,9 +63,8 @@ class Form(NamedTuple):
     table: str | None = None
 
 
-Found = tuple[
-    CachedCall, Sequence[Any], bool
-]  # a call, its tensors, and whether results are a tuple
+# A cached call, its tensors, and whether it returns a tuple of results.
+Found = tuple[CachedCall, Sequence[Any], bool]
 
 
 def repeatable(form: Form) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

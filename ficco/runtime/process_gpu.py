@@ -102,7 +102,7 @@ class GpuProcessRuntime(ProcessRuntime):
         except (AssertionError, RuntimeError):  # reported on all ranks by _agree_to_open
             self.device = torch.device("cuda")
         self._places: list[_Place] = []  # the last one is in use
-        self._ranks: list[Any] = []  # what native code calls the devices of the places
+        self._ranks: list[Any] = []  # the native devices of the places
         self.moves = 0  # how often windows have been made, which all ranks do at the same call
         self._agreed_sizes = WindowBytes()
         self._vendor = vendor()

@@ -24,7 +24,7 @@ FORM = Form(OP, bias=True, rest=REST, unset=("rows", "axes"), flags=("keeps",))
 Tensor = torch.Tensor
 
 # With the API, a reader that cannot be made is a failure.
-pytestmark = pytest.mark.skipif(
+needs_api = pytest.mark.skipif(
     not hasattr(Tensor, "__dlpack_c_exchange_api__"),
     reason="PyTorch lacks DLPack's C exchange API, as 2.9 does",
 )
@@ -42,7 +42,12 @@ class Parts:
     def __init__(self, native: bool) -> None:
         self.calls: OrderedDict[Any, Any] = OrderedDict()
         self.capturing = False
-        self.finder = CallFinder(
+        self.look: Any = self._native_find() if native else dispatching._find_in_python
+        self.x, self.w = torch.ones(4, 3), torch.ones(3, 2)
+        self.call = SimpleNamespace(changes=groups.changes(), ready=True, moved=False)
+
+    def _native_find(self) -> Any:
+        return CallFinder(
             call_cache.reader,
             calls=(self.calls, 2),
             off="FICCO_DISABLE",
@@ -51,10 +56,7 @@ class Parts:
             recording=torch.is_grad_enabled,
             group_of=(Everyone, self.group_of),
             automatic=("auto", lambda: self.capturing),
-        )
-        self.look: Any = self.finder.find if native else dispatching._find_in_python
-        self.x, self.w = torch.ones(4, 3), torch.ones(3, 2)
-        self.call = SimpleNamespace(changes=groups.changes(), ready=True, moved=False)
+        ).find
 
     def group_of(self, group: Any) -> Any:
         if group == "none":
@@ -76,7 +78,7 @@ class Parts:
         self.calls[key] = self.call
 
 
-@pytest.fixture(params=["native", "python"])
+@pytest.fixture(params=[pytest.param("native", marks=needs_api), "python"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
     """A finder of a call that is kept."""
     found = Parts(request.param == "native")
@@ -196,6 +198,7 @@ def test_what_else_python_looks_at(parts: Parts) -> None:
     assert parts.find() is parts.call
 
 
+@needs_api
 def test_an_interrupt_is_raised(parts: Parts) -> None:
     """Errors are left to the whole call; what is no Exception is not caught."""
 

@@ -57,7 +57,7 @@ CapabilityTuple capability_tuple(int device) {
             found.peers};
 }
 
-// Lists, and not vectors of pointers, as repeated calls ask and a vector would be allocated.
+// It takes lists, because each repeated call asks, and a vector would be allocated.
 bool are_well(nb::list groups, nb::list ranks) {
     for (const nb::handle group : groups) {
         if (nb::cast<const Group&>(group).failure()) return false;

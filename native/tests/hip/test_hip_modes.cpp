@@ -54,7 +54,8 @@ class Holding {
     GpuStream stream_ = nullptr;
 };
 
-constexpr double kSoon = 0.05, kAtLast = 5;  // s: for what does not happen, and for what does
+constexpr double kSoon = 0.05,
+                 kAtLast = 5;  // limits in s: to see that nothing happens, that it does
 
 // Whether a copy of so many bytes ends while a kernel has every slot of its device.
 bool copies_while_held(Bench& bench, const Windows& windows, std::int64_t bytes, double seconds) {
