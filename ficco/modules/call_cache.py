@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engines.tensor_facts import reader_of
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
 from ficco.operators.functions import as_matrix, rounded_length
-from ficco.private.torch_core import current_device, current_stream, is_view, unsafe_view
+from ficco.private.torch_core import (
+    contiguous_strides,
+    current_device,
+    current_stream,
+    empty_on_gpu,
+    is_view,
+    unsafe_view,
+)
 from ficco.problem import Problem
 from ficco.runtime import library_programs
 from ficco.schedule import Schedule
@@ -84,6 +92,7 @@ class CachedCall:
 
     __slots__ = (
         "_device",
+        "_empty",
         "_flat",
         "_lengths",
         "_library",
@@ -126,6 +135,9 @@ class CachedCall:
         # matrices.
         self._flat = flat and along_rows and not problem.flow.pools
         self._device: int = runtime.device.index
+        dtype = TORCH_DTYPE[problem.dtype]
+        # What `empty_on_gpu` needs for each result.
+        self._empty = [(shape, contiguous_strides(shape), dtype) for shape in shapes]
         # The prepared call, valid while its plan is bound, and how often the call may still try to
         # prepare itself. A prepared call that runs resets the count.
         self._prepared: Callable[[], PreparedCall | None] = _no_prepared_call
@@ -149,7 +161,7 @@ class CachedCall:
             return None
         if self._moves is not None and self._moves != self._runtime.moves:
             return None
-        if self._library is None or not self._flat:
+        if self._library is None or not self._flat or current_device() != self._device:
             ys = self.run(tensors)
         else:
             self._runtime.check_alive()
@@ -158,10 +170,13 @@ class CachedCall:
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the call with other tensors of the same shapes; return its results."""
+        if current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self.run(tensors)
         if self._library is not None:
             return self._run_plain(self._library, tensors)
-        here, prepared = current_device() == self._device, self._prepared()
-        if here and prepared is not None:
+        prepared = self._prepared()
+        if prepared is not None:
             # `_prepare` has checked that the matrices are the tensors' own memory, so addresses of
             # the tensors do where no library multiplies.
             tensors_do = self._flat or prepared.leader is None
@@ -172,13 +187,9 @@ class CachedCall:
             if made is not None:
                 self._tries_left = _MAX_TRIES
                 return made
-        ys, matrices = self._results(tensors[0], True)
+        ys, matrices = self._results(True)
         arrays = self._matrices(tensors) | {f"y{i}": y for i, y in enumerate(matrices)}
-        if here:
-            self._runtime.execute(self._problem, self._schedule, arrays)
-        else:
-            with torch.cuda.device(self._device):
-                self._runtime.execute(self._problem, self._schedule, arrays)
+        self._runtime.execute(self._problem, self._schedule, arrays)
         if self._tries_left and (prepared is None or prepared.stale):
             renewed = self._prepare(tensors, arrays)
             if renewed is not None:
@@ -187,9 +198,9 @@ class CachedCall:
                 self._tries_left -= 1
         return ys
 
-    def _results(self, x: Tensor, as_matrices: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Allocate the results; return them, and again, as matrices if asked for."""
-        ys = [x.new_empty(*shape) for shape in self._shapes]
+    def _results(self, as_matrices: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Allocate the results on the current GPU; return them, and again, as matrices if asked."""
+        ys = [empty_on_gpu(*each) for each in self._empty]
         return ys, [as_matrix(y) for y in ys] if as_matrices and not self._flat else ys
 
     def _prepare(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> PreparedCall | None:

@@ -20,10 +20,12 @@ __all__ = [
     "ReducedPrecision",
     "any_autocast",
     "bag_gradient",
+    "contiguous_strides",
     "current_device",
     "current_stream",
     "disable_dynamo",
     "dispatch_modes",
+    "empty_on_gpu",
     "forward_ad",
     "forward_level",
     "function_modes",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
+Sizes = tuple[int, ...]
 
 
 # ---- what observes a call
@@ -219,6 +222,11 @@ def _copy_as(tensor: Tensor, shape: Any) -> Tensor:
     return copy
 
 
+def contiguous_strides(shape: Sizes) -> Sizes:
+    """Return the strides of a new tensor."""
+    return torch.empty(shape, device="meta").stride()
+
+
 unsafe_view = find("torch:ops.aten._unsafe_view", _copy_as, "results of other shapes are copied")
 """A tensor's memory in another shape, which autograd does not treat as a view.
 
@@ -278,14 +286,22 @@ def _current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+def _empty_on_gpu(shape: Sizes, strides: Sizes, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
 current_device = _current_device
 current_stream = _current_stream
-"""The current GPU's number; the handle of a GPU's current stream.
+empty_on_gpu = _empty_on_gpu
+"""The current GPU's number; the handle of a GPU's current stream; a new tensor on the current GPU.
 
-The public functions initialize CUDA if necessary and create a stream object, which takes about a
-microsecond. A build without CUDA has no private functions.
+The public functions initialize CUDA if necessary, create a stream object, or go through PyTorch's
+dispatcher, which takes one or several microseconds. A build without CUDA has no private functions.
 """
 if torch.version.cuda:
+    empty_on_gpu = find(
+        "torch:_C._dynamo.guards._empty_strided_cuda", _empty_on_gpu, "torch.empty_strided"
+    )
     current_device = find("torch._C:_cuda_getDevice", _current_device, "torch.cuda.current_device")
     current_stream = find(
         "torch._C:_cuda_getCurrentRawStream", _current_stream, "torch.cuda.current_stream"

@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from ficco.compute.torch_bags import pooled_bags
+from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.errors import EngineError
 from ficco.lowering import lower_rank
 from ficco.passes import compile_plan
 from ficco.plan import Buffer, Region
 from ficco.private import torch_collectives
-from ficco.private.torch_core import unsafe_view
+from ficco.private.torch_core import contiguous_strides, empty_on_gpu, unsafe_view
 from ficco.problem import Problem
 from ficco.program import Bag, Copy, Entry, Exchange, Gemm, Launch, Program, Reduce
 from ficco.runtime import distributed
@@ -59,8 +60,12 @@ def run(
             and its device.
         group: the ProcessGroup.
     """
-    on_gpu = next(iter(tensors.values())).is_cuda
-    return bind(problem, program, list(tensors), group, on_gpu)(list(tensors.values()))
+    first = next(iter(tensors.values()))
+    call = bind(problem, program, list(tensors), group, first.is_cuda)
+    if not first.is_cuda:
+        return call(list(tensors.values()))
+    with torch.cuda.device(first.device):
+        return call(list(tensors.values()))
 
 
 def bind(
@@ -73,7 +78,7 @@ def bind(
         program: of this rank, for the target "library".
         names: the buffers of the matrices, in the order in which calls give them; see `run`.
         group: the ProcessGroup.
-        on_gpu: whether the matrices are on a GPU.
+        on_gpu: whether the matrices are on a GPU, which is then current in calls.
 
     Raises:
         EngineError: PyTorch has no call for an entry.
@@ -168,6 +173,11 @@ class _Binding:
 
         self.made.add(buffer.name)
         return step
+
+    def _new(self, shape: tuple[int, int]) -> Callable[[], Tensor]:
+        """Return a function that allocates a matrix of the call's dtype on the current GPU."""
+        dtype = TORCH_DTYPE[self.problem.dtype]
+        return functools.partial(empty_on_gpu, shape, contiguous_strides(shape), dtype)
 
     def _like(self) -> int:
         """Return the place of a tensor with the dtype and the device of the results."""
@@ -281,12 +291,11 @@ class _Binding:
 
             return step
         gather = self._bound("all_gather", distributed.all_gather)
-        shape = sum(rows), self.problem.k
+        new = self._new((sum(rows), self.problem.k))
 
         def even_step(every: Tensors) -> None:
-            x = every[source]
-            every[target] = whole = x.new_empty(*shape)
-            gather(whole, x.contiguous())
+            every[target] = whole = new()
+            gather(whole, every[source].contiguous())
 
         return even_step
 
@@ -318,11 +327,11 @@ class _Binding:
         scatter = self._bound("reduce_scatter", distributed.reduce_scatter)
         most = max(rows)
         if len(set(rows)) == 1:
+            new = self._new(shape)
 
             def step(every: Tensors) -> None:
-                whole = every[source]
-                every[target] = own = whole.new_empty(*shape)
-                scatter(own, whole)
+                every[target] = own = new()
+                scatter(own, every[source])
 
             return step
 
@@ -351,12 +360,18 @@ class _Binding:
             if self._is_even():
                 sizes_in, sizes_out = [], []
 
+            new = self._new(shape)
+
+            def step_on_gpu(every: Tensors) -> None:
+                every[target] = arrived = new()
+                move(arrived, source(every).contiguous(), sizes_in, sizes_out)
+
             def step(every: Tensors) -> None:
                 own = source(every)
                 every[target] = arrived = own.new_empty(*shape)
                 move(arrived, own.contiguous(), sizes_in, sizes_out)
 
-            return step
+            return step_on_gpu if self.on_gpu else step
         areas_in, areas_out = [r.area for r in writes], [r.area for r in reads]
         stores = [self._store(region) for region in writes]
 

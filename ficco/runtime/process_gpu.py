@@ -228,7 +228,7 @@ class GpuProcessRuntime(ProcessRuntime):
         self,
         prepared: PreparedCall,
         inputs: Sequence[Any],
-        results: Callable[[Any, bool], tuple[list[Any], list[Any]]],
+        results: Callable[[bool], tuple[list[Any], list[Any]]],
         stream: int,
         lengths: Sequence[int] = (),
     ) -> list[Any] | None:
@@ -240,10 +240,9 @@ class GpuProcessRuntime(ProcessRuntime):
         Args:
             prepared: a prepared call of this runtime.
             inputs: its matrices but for the results, in the order in which `prepared` got them.
-            results: a function of an input, and of whether a product is stored in a result and so
-                needs matrices. It allocates the results on the input's device, and returns them
-                twice: as tensors, and as what has their addresses. If the call fails, these are
-                filled with NaN.
+            results: a function of whether a product is stored in a result and so needs matrices. It
+                allocates the results on the current device, and returns them twice: as tensors, and
+                as what has their addresses. If the call fails, these are filled with NaN.
             stream: the current stream of this rank's device, which is the current device.
             lengths: of the rows whose length may differ from call to call.
 
@@ -260,11 +259,11 @@ class GpuProcessRuntime(ProcessRuntime):
                 return None
             if len(places) > 1:  # native code checks for failures only in the last place
                 self._check_alive()
-            copy, leader, x = self._calls % 2, prepared.leader, inputs[0]
+            copy, leader = self._calls % 2, prepared.leader
             late = leader is not None and not leader.stores_results
             led = made = False
             try:
-                ys, matrices = ([], []) if late else results(x, leader is not None)
+                ys, matrices = ([], []) if late else results(leader is not None)
                 if leader is not None:
                     led = prepared.follow(stream)
                     if not led:
@@ -274,7 +273,7 @@ class GpuProcessRuntime(ProcessRuntime):
                     except BaseException as error:
                         self._raise_failed(call, matrices, error)
                 if late:
-                    ys, matrices = results(x, False)
+                    ys, matrices = results(False)
                 addresses = [matrix.data_ptr() for matrix in (*inputs, *matrices)]
                 try:
                     made = prepared.run(addresses, copy, stream, lengths)

@@ -295,7 +295,7 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     from ficco.kernels import pack
     from ficco.modules import call_cache, dense_tables, dispatching, table_optimizers
     from ficco.modules.call_cache import CachedCall
-    from ficco.runtime import process_gpu
+    from ficco.runtime import library_programs, process_gpu
 
     here = ranks(rank, folder)
     place = torch.device(_HERE, rank)
@@ -310,6 +310,7 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     if torch.version.hip is None:
         dense_tables.can_update = table_optimizers.can_update = lambda tables: False
     call_cache.current_device, call_cache.current_stream = lambda: rank, lambda device: here.stream
+    call_cache.empty_on_gpu = library_programs.empty_on_gpu = _empty
     given = {
         "is_initialized": lambda: True, "current_device": lambda: rank,
         "device_count": lambda: world, "device": _nothing, "synchronize": here.synchronize,
@@ -367,6 +368,10 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     runtime._run, runtime.run_prepared = run_and_wait, run_prepared_and_wait
     CachedCall.run = run_known_tensors  # type: ignore[method-assign]
     return here
+
+
+def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
 
 
 def _nothing(device: Any) -> AbstractContextManager[None]:
