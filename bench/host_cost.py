@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # these imports need torch
     from ficco.schedule import Schedule
 
 CALLS, WARM = 200, 2  # WARM: number of queues
-NATIVE = ("start", "submit", "launch", "finish", "call", "follow", "call_prepared", "fits")
+NATIVE = ("start", "submit", "launch", "finish", "call", "run_prepared", "fits")
 SCHEDULES = ("shard_p2p", "gated_1d")  # a library call per shard; one launch
 
 
@@ -48,9 +48,12 @@ class TimedNative:
         self._native = native
         self.us = dict.fromkeys(NATIVE, 0.0)
         for name in NATIVE:
-            setattr(self, name, self._timed(name, getattr(native, name)))
+            if hasattr(native, name):
+                setattr(self, name, self.timed(name, getattr(native, name)))
 
-    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that adds the time of a call to one of NATIVE."""
+
         def run(*args: Any) -> Any:
             begin = time.perf_counter()
             found = call(*args)
@@ -93,13 +96,13 @@ def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], Non
 def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, Any]:
     """Return medians of the native calls, of the rest of the engine's part, and of the rest.
 
+    The native call `run_prepared` allocates the results and makes the library's products, too.
+
     `made`: the runtime's record of the call.
     """
-    from ficco.engines.prepared import PreparedCall
-
     bound = made.bound
     native, run, launches = bound._native, bound.run, bound._launches
-    again, leaders = PreparedCall.run, [prepared.leader for prepared in made.prepared]
+    prepared_runs = [prepared.run for prepared in made.prepared]
     watched, inside = TimedNative(native), [0.0]
     found: dict[str, list[float]] = {
         name: [] for name in (*NATIVE, "native", "torch", "around", "public_with_clocks")
@@ -129,21 +132,16 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         found["public_with_clocks"].append(public)
 
     bound._native, bound.run = watched, timed_part(run)
-    PreparedCall.run = timed_part(again)  # type: ignore[method-assign]
     for prepared in made.prepared:
-        prepared._program = watched
-        if prepared.leader is not None:
-            enqueue = timed_part(prepared.leader.enqueue)
-            prepared.leader = prepared.leader._replace(enqueue=enqueue)
+        prepared.run = timed_part(watched.timed("run_prepared", prepared.run))
     if launches is not None:
         launches._program = watched  # it calls `fits` of the program
     try:
         timed(once, clock, after)
     finally:
         bound._native = native
-        PreparedCall.run = again  # type: ignore[method-assign]
-        for prepared, leader in zip(made.prepared, leaders, strict=True):
-            prepared._program, prepared.leader = native, leader
+        for prepared, run_prepared in zip(made.prepared, prepared_runs, strict=True):
+            prepared.run = run_prepared
         if launches is not None:
             launches._program = native
         del bound.run

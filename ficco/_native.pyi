@@ -801,21 +801,6 @@ class GpuProbe:
             GpuError: the device does not respond.
         """
 
-class PreparedSlots:
-    """The slots of a call that repeats with other matrices of the same layout.
-
-    Args:
-        slots: the slot of each matrix, or -1 if it has none.
-        pitches: of all slots, in bytes; see `GpuProgram.start`.
-
-    Raises:
-        ValueError: a slot has no pitch.
-    """
-
-    def __init__(self, slots: list[int], pitches: list[int]) -> None: ...
-    def set_pitch(self, slot: int, pitch: int) -> None:
-        """Change the pitch of a slot. Raises IndexError if there is none."""
-
 class GpuProgram:
     """A bound program of one rank on a GPU. Rows are those of `Program`, with other lanes.
 
@@ -889,41 +874,6 @@ class GpuProgram:
             ValueError: a number is out of range, parameters differ from the driver's, or the kernel
                 was not compiled for the window's addresses.
             GpuError: a driver call fails, or the driver cannot report a kernel's parameters.
-        """
-
-    def call_prepared(
-        self, copy: int, stream: int, addresses: list[int], slots: PreparedSlots, followed: bool
-    ) -> bool:
-        """Make an untraced call like `call`, if no slow path is needed.
-
-        addresses: of the matrices, in the order of the slots.
-        slots: where they go, and all pitches; one call at a time uses them.
-        followed: `follow` has put the stream behind the last call already.
-
-        Returns False and enqueues nothing if a segment has no launches, or launches that do not fit
-        the matrices; if the group has failed, or a kernel has reported a failure; or if the stream
-        is being captured.
-
-        Raises: see `start`.
-        """
-
-    def follow(self, stream: int) -> bool:
-        """Put a stream behind the last call, for work that the caller enqueues before the next one.
-
-        Returns False, and enqueues nothing, if `call_prepared` would return False whatever the
-        matrices.
-
-        Raises:
-            GpuError: a driver call failed.
-        """
-
-    def end(self, stream: int) -> None:
-        """Let later calls on any stream wait for what this stream has now.
-
-        For work behind `follow` that no call follows.
-
-        Raises:
-            GpuError: a driver call failed.
         """
 
     def fits(self, addresses: list[int], pitches: list[int]) -> bool:
@@ -1006,6 +956,92 @@ class GpuProgram:
     @property
     def captured(self) -> bool:
         """Whether a graph has captured a call; it may be replayed as long as the rank lives."""
+
+class CallSteps:
+    """Calls of Python functions, made in order; see `ficco.engines.call_steps`.
+
+    A value that is no input and no result is released behind the last step that uses it.
+
+    Args:
+        inputs: number of inputs.
+        more: the values at the places behind the inputs: constants, and None for what steps store.
+        steps: `ficco.engines.call_steps.Step`s.
+        results: places of the results.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+
+    def __init__(
+        self, inputs: int, more: list[Any], steps: list[Any], results: list[int]
+    ) -> None: ...
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Make the calls; return the results. Other threads may do so at the same time.
+
+        Raises:
+            ValueError: the number of inputs is another.
+            Exception: as a function raises it. Later functions are not called.
+        """
+
+class PreparedCall:
+    """A call of a program that repeats with other tensors of the same layout.
+
+    Args:
+        program: of which native code launches everything behind the leader.
+        slots: the slot of each matrix and then of each workspace, -1 if it has none; the pitches of
+            all slots, in bytes; and for each row of a length that varies from call to call its slot
+            and the bytes of an element. See `GpuProgram.start`.
+        state: an object and the value of its attribute `state` while calls are valid.
+        workspaces: functions that allocate a workspace, and return it and its address.
+        leader: work of a library before the launches: a `CallSteps` for each window copy, whose
+            inputs are the matrices, and whether it stores in a result. None: there is none.
+
+    Raises:
+        ValueError: a slot has no pitch, or a workspace no slot.
+    """
+
+    is_valid: bool  # whether the attribute has the value
+    begun: bool  # whether the last `run` raised while it enqueued work
+
+    def __init__(
+        self,
+        program: GpuProgram,
+        slots: tuple[list[int], list[int], list[tuple[int, int]]],
+        state: tuple[Any, Any],
+        workspaces: list[Any],
+        leader: tuple[tuple[CallSteps, CallSteps], bool] | None,
+    ) -> None: ...
+    def run(
+        self,
+        inputs: Sequence[Any],
+        results: tuple[CallSteps, CallSteps | None],
+        copy: int,
+        stream: int,
+        lengths: Sequence[int],
+    ) -> list[Any] | None:
+        """Enqueue the leader and the launches. One call of a program at a time.
+
+        Args:
+            inputs: tensors, in the order of the slots. They have the method `data_ptr`.
+            results: how the results are allocated, which follow the inputs: a
+                `ficco.engines.prepared.Results`. If the leader stores in no result, they are
+                allocated behind the leader.
+            copy: the window copy of this call.
+            stream: driver handle of the current stream of the current device.
+            lengths: elements of the rows of varying lengths, in their order.
+
+        Returns:
+            The results. None: the call must take the full path, because `is_valid` is false, a
+            segment has no launches or launches that do not fit the matrices, the group has failed,
+            a kernel has reported a failure, or the stream is being captured. No launch was
+            enqueued. The leader may have been; it makes its products again then.
+
+        Raises:
+            RuntimeError: the group has failed, no wait and no send was enqueued; or see `GpuProgram
+                .start`. `begun` is true, as if a function of the leader has raised an exception.
+            GpuError: a driver call failed; the group has then failed, too. `begun` is true.
+            Exception: a function that allocates raised it; `begun` is false.
+        """
 
 class TensorReader:
     """Reads facts of PyTorch's tensors without its Python attributes.

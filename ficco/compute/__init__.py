@@ -27,11 +27,25 @@ __all__ = [
     "OneKernelOutput",
     "OneKernelWindows",
     "PoolOperands",
+    "Product",
     "Slots",
     "SumOperands",
     "WholeOperands",
     "named",
 ]
+
+
+class Product(NamedTuple):
+    """A library's function for products of whole matrices.
+
+    Attributes:
+        function: enqueues a product of two matrices in the argument `out`, as torch.mm does.
+        setting: functions that return and set a setting of the library, which must be off in a
+            call; see `ficco.engines.call_steps.Step`. None: there is none.
+    """
+
+    function: Callable[..., Any]
+    setting: tuple[Callable[[], Any], Callable[..., None]] | None
 
 
 class Compute(Protocol):
@@ -352,8 +366,8 @@ class DeviceCompute(Protocol):
     def exact(self, dtype: str) -> AbstractContextManager[None]:
         """Force GEMMs of a dtype to sum in float32 inside the block."""
 
-    def product(self, dtype: str) -> Callable[[Any, Any, Any], object]:
-        """Return a function of a, b, c that enqueues c = a . b, for a dtype of all three.
+    def product(self, dtype: str) -> Product:
+        """Return how out = a . b is enqueued in repeated calls, for a dtype of all three.
 
         It sums in float32, as `gemm` does inside of `exact`, and takes the host less time.
         """

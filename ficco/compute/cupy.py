@@ -7,7 +7,7 @@ called through CuPy's binding, on CuPy's streams and memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from cupy.cuda import cublas
 
-from ficco.compute import DeviceKernels, Slots, dtype_of
+from ficco.compute import DeviceKernels, Product, Slots, dtype_of
 from ficco.compute.cupy_kernels import CupyArrays, CupyKernels
 from ficco.dtypes import ALL
 from ficco.errors import InputError
@@ -130,14 +130,14 @@ class CupyCompute:
         finally:
             cublas.setMathMode(handle, before)
 
-    def product(self, dtype: str) -> Callable[[Any, Any, Any], object]:
+    def product(self, dtype: str) -> Product:
         """See `DeviceCompute.product`."""
 
-        def product(a: Any, b: Any, c: Any) -> None:
+        def product(a: Any, b: Any, *, out: Any) -> None:
             with self.exact(dtype):
-                self.gemm(a, b, c, False, [])
+                self.gemm(a, b, out, False, [])
 
-        return product
+        return Product(product, None)
 
     # ---- memory
 

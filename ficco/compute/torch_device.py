@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from ficco.compute import DeviceKernels, Slots
+from ficco.compute import DeviceKernels, Product, Slots
 from ficco.compute.torch_bags import pooled_bags
 from ficco.compute.torch_dtypes import TORCH_DTYPE
 from ficco.compute.torch_kernels import AmdTorchKernels, TorchKernels
@@ -86,25 +85,9 @@ class TorchDeviceCompute:
             return _NOTHING
         return _Cleared(setting, values)
 
-    def product(self, dtype: str) -> Callable[[Any, Any, Any], object]:
+    def product(self, dtype: str) -> Product:
         """See `DeviceCompute.product`."""
-        setting, mm = REDUCED_PRECISION.get(dtype), torch.mm
-        if setting is None:
-            return lambda a, b, c: mm(a, b, out=c)
-        values, assign = setting.values, setting.assign
-
-        def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-            before = values()
-            if not before[0]:
-                mm(a, b, out=c)
-                return
-            assign(False, *before[1:])
-            try:
-                mm(a, b, out=c)
-            finally:
-                assign(*before)
-
-        return product
+        return Product(torch.mm, REDUCED_PRECISION.get(dtype))
 
     def part(
         self, handle: torch.Tensor, row0: int, row1: int, col0: int, col1: int

@@ -21,6 +21,7 @@ from ficco import _native
 from ficco.compute import DeviceCompute
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.encoding import Row, Segment, encode, trace_rows
+from ficco.engines.call_steps import CallSteps
 from ficco.engines.devices import Device
 from ficco.engines.launches import Launches
 from ficco.engines.library_calls import Call, View, call_of, target_of, whole_product
@@ -259,27 +260,22 @@ class BoundProgram:
 
         names: of the call's matrices, in the order of their addresses.
         """
-        handles = self._handles
-        windows = [tuple(of_copy.values()) for of_copy in handles]
-        missing = (None,) * len(names)  # results that are not allocated yet
+        handles, inputs = self._handles, len(names)
         places = {(name, 0): i for i, name in enumerate(names)}
-        places |= {key: len(names) + i for i, key in enumerate(handles[0])}
+        places |= {key: inputs + i for i, key in enumerate(handles[0])}
         works = [entry.launch.work for entry in self._leading]
-        calls = [
+        steps = [
             whole_product(
                 work, lambda r: places[r.buffer, r.copy], self._compute, self._dtype,
                 all(self._buffers[r.buffer].dtype == self._dtype for r in operands_of(work)),
             )
             for work in works
         ]  # fmt: skip
-
-        def enqueue(matrices: Sequence[Any], copy: int) -> None:
-            every = (*matrices, *missing[len(matrices) :], *windows[copy])
-            for call in calls:
-                call(every)
-
+        first, second = (
+            CallSteps(inputs, list(of_copy.values()), steps, []) for of_copy in handles
+        )
         stored = [self._buffers[target_of(work).buffer] for work in works]
-        return Leader(enqueue, any(buffer.role == "output" for buffer in stored))
+        return Leader((first, second), any(buffer.role == "output" for buffer in stored))
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""

@@ -6,10 +6,12 @@ arrays. Nothing here depends on streams or windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ficco.compute import DeviceCompute, Slots
+from ficco.engines.call_steps import Step
 from ficco.errors import EngineError
 from ficco.plan import Buffer, Region
 from ficco.program import Bag, Gemm, Pool, Reduce, Sum, Work
@@ -59,15 +61,15 @@ def target_of(work: Work) -> Region:
 
 def whole_product(
     work: Work, place: Callable[[Region], int], compute: DeviceCompute, dtype: str, alike: bool
-) -> Callable[[Sequence[Any]], object]:
-    """Return a function that enqueues a product of a call's whole matrices, or zeros.
+) -> Step:
+    """Return a step of a repeated call that enqueues a product of whole matrices, or zeros.
 
     It sums in float32, as inside of `DeviceCompute.exact`.
     A repeated call takes less host time by it than by the function that `call_of` returns.
 
     Args:
         work: of a launch before a call that is one kernel.
-        place: returns the place of a region's buffer among the matrices.
+        place: returns the place of a region's buffer among the values of the call.
         compute: the library of the matrices.
         dtype: of the call's results.
         alike: whether operands and the product have this dtype.
@@ -77,22 +79,22 @@ def whole_product(
     """
     target = place(target_of(work))
     if not isinstance(work, Gemm):
-        return lambda matrices: compute.reduce([], matrices[target])
+        return Step(partial(compute.reduce, []), (target,))
     a, b, accumulate = place(work.a), place(work.b), work.accumulate
     terms, turned = [place(region) for region in work.add], work.transpose_b
     if alike and not accumulate and not terms:
-        multiply = compute.product(dtype)
-        if turned:
-            return lambda matrices: multiply(matrices[a], matrices[b].T, matrices[target])
-        return lambda matrices: multiply(matrices[a], matrices[b], matrices[target])
+        multiply, setting = compute.product(dtype)
+        return Step(_turned(multiply) if turned else multiply, (a, b), out=target, setting=setting)
 
-    def call(matrices: Sequence[Any]) -> None:
-        add = [matrices[term] for term in terms]
-        right = matrices[b].T if turned else matrices[b]
+    def call(left: Any, right: Any, into: Any, *add: Any) -> None:
         with compute.exact(dtype):
-            compute.gemm(matrices[a], right, matrices[target], accumulate, add)
+            compute.gemm(left, right.T if turned else right, into, accumulate, list(add))
 
-    return call
+    return Step(call, (a, b, target, *terms))
+
+
+def _turned(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b, *, out: multiply(a, b.T, out=out)
 
 
 def _gemm(gemm: Gemm) -> Call:

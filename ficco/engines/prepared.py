@@ -8,18 +8,19 @@ when windows grow.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ficco import _native
 from ficco.compute import DeviceCompute
 from ficco.dtypes import ELEMENT_BYTES
+from ficco.engines.call_steps import CallSteps
 from ficco.engines.launches import Launches
 from ficco.kernels.arrays import item_bytes
 from ficco.plan import Buffer
 
-__all__ = ["CallSlots", "Leader", "PreparedCall"]
+__all__ = ["CallSlots", "Leader", "PreparedCall", "Results"]
 
 _LENGTHS = ("indices", "weights")  # names of buffers with an element per lookup
 
@@ -42,38 +43,50 @@ class Leader(NamedTuple):
     """The products of a call that a library makes before native code launches the rest.
 
     Attributes:
-        enqueue: enqueues them, from the call's matrices in the order of the addresses, and the
-            window copy.
+        steps: enqueue them, for each window copy. Inputs are the call's matrices in the order of
+            the addresses; results that are not allocated yet are None.
         stores_results: whether a product is stored in a result.
     """
 
-    enqueue: Callable[[Sequence[Any], int], None]
+    steps: tuple[CallSteps, CallSteps]
     stores_results: bool
+
+
+class Results(NamedTuple):
+    """How the results of a call are allocated.
+
+    Attributes:
+        new: has no inputs, and allocates the results on the current device.
+        matrices: takes the results, and returns matrices in their memory; None: they are matrices.
+    """
+
+    new: CallSteps
+    matrices: CallSteps | None
 
 
 class PreparedCall:
     """A call of a bound program that can be repeated with other matrices of the same layout.
 
     It keeps the plan's window, so callers that do not hold the plan must reference it weakly.
+    Matrices of its calls are tensors of PyTorch.
 
     Args:
         program: the plan's native program.
         launches: the plan's launches.
         compute: the library of the matrices.
-        arrays: matrices by name, in the order of the addresses that `run` takes.
+        arrays: matrices by name, in the order in which calls give them: results are last.
         slots: the slots of the call's addresses.
         window: the plan's window.
         leader: the library's products before the launch; None if there are none.
 
     Attributes:
-        window, leader: as above.
+        window: as above.
+        leads: whether there are products before the launch.
+        run: enqueues a call; see `_native.PreparedCall.run`.
         call: the call that this belongs to; set by the runtime.
     """
 
-    __slots__ = (
-        "__weakref__", "_compute", "_launches", "_program", "_rows", "_slots", "_state",
-        "_workspaces", "call", "leader", "window",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_native", "call", "leads", "run", "window")
 
     def __init__(
         self,
@@ -85,77 +98,42 @@ class PreparedCall:
         window: Any,
         leader: Leader | None,
     ) -> None:
-        self._program, self._launches, self._compute = program, launches, compute
         numbers, total, workspaces = slots
-        self._workspaces = [b for b in workspaces if b.name in numbers]
         addresses, pitches = [0] * total, [0] * total  # pitches in bytes; unused for windows
         placed = [numbers.get(name, -1) for name in arrays]
         for name, slot in zip(arrays, placed, strict=True):
             if slot >= 0:
                 addresses[slot], pitches[slot] = compute.place(arrays[name])
-        for buffer in self._workspaces:
-            placed.append(numbers[buffer.name])
-            pitches[placed[-1]] = buffer.cols * ELEMENT_BYTES[buffer.dtype]
+        allocated = []
+        for buffer in workspaces:
+            if buffer.name in numbers:
+                placed.append(numbers[buffer.name])
+                pitches[placed[-1]] = buffer.cols * ELEMENT_BYTES[buffer.dtype]
+                allocated.append(partial(_workspace, compute, buffer))
         launches.place(arrays, addresses, pitches)
-        self._slots = _native.PreparedSlots(placed, pitches)
-        self._rows = [
+        rows = [
             (numbers[name], item_bytes(arrays[name]))
             for name in arrays
             if name.startswith(_LENGTHS)
         ]
-        self._state = launches.state
-        self.window, self.leader = window, leader
+        self._native = _native.PreparedCall(
+            program, (placed, pitches, rows), (launches, launches.state), allocated, leader
+        )
+        self.run, self.leads, self.window = self._native.run, leader is not None, window
         self.call: Any = None
 
     @property
     def stale(self) -> bool:
         """Whether the plan now launches kernels for matrices of another layout."""
-        return self._launches.state is not self._state
+        return not self._native.is_valid
 
-    def follow(self, stream: int) -> bool:
-        """Put a stream behind the last call, for the library's products of this call.
+    @property
+    def begun(self) -> bool:
+        """Whether the last call of `run` has raised while it enqueued work, and the call failed."""
+        return self._native.begun
 
-        Returns:
-            False if nothing was enqueued and the call must take the full path.
-        """
-        return not self.stale and bool(self._program.follow(stream))
 
-    def end(self, stream: int) -> None:
-        """Let later calls wait for products behind which no launch was enqueued."""
-        with contextlib.suppress(RuntimeError):  # the device may be lost
-            self._program.end(stream)
-
-    def run(
-        self, addresses: Sequence[int], copy: int, stream: int, lengths: Sequence[int] = ()
-    ) -> bool:
-        """Enqueue a call on a stream of the current device, behind its products.
-
-        Args:
-            addresses: addresses of the matrices, in the order of the slots.
-            copy: the window copy of this call.
-            stream: driver handle of the library's current stream.
-            lengths: elements of the rows with an element per lookup, in their order.
-
-        Returns:
-            False if no launch was enqueued and the call must take the full path. The products are
-            made again then.
-
-        Raises:
-            RuntimeError: the group has failed; no wait and no send was enqueued.
-            GpuError: a driver call failed; the group has then failed, too.
-        """
-        if self._launches.state is not self._state:
-            return False
-        if self._rows:
-            for (slot, size), length in zip(self._rows, lengths, strict=True):
-                self._slots.set_pitch(slot, length * size)  # says where the last bag ends
-        workspaces = []  # kept until the call is enqueued; stream order protects them afterwards
-        if self._workspaces:
-            workspaces = [self._compute.empty(b.rows, b.cols, b.dtype) for b in self._workspaces]
-            addresses = [*addresses, *(self._compute.place(array)[0] for array in workspaces)]
-        try:
-            followed = self.leader is not None
-            return bool(self._program.call_prepared(copy, stream, addresses, self._slots, followed))
-        except BaseException:
-            self._program.abandon()
-            raise
+def _workspace(compute: DeviceCompute, buffer: Buffer) -> tuple[Any, int]:
+    """Allocate a workspace on the current device; return it and its address."""
+    matrix = compute.empty(buffer.rows, buffer.cols, buffer.dtype)
+    return matrix, compute.place(matrix)[0]

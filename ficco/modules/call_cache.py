@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ficco.compute.torch_dtypes import TORCH_DTYPE
+from ficco.engines.call_steps import CallSteps, Step
+from ficco.engines.prepared import PreparedCall, Results
 from ficco.engines.tensor_facts import reader_of
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
@@ -32,7 +34,6 @@ from ficco.runtime import library_programs
 from ficco.schedule import Schedule
 
 if TYPE_CHECKING:
-    from ficco.engines.prepared import PreparedCall
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
 __all__ = [
@@ -92,13 +93,13 @@ class CachedCall:
 
     __slots__ = (
         "_device",
-        "_empty",
         "_flat",
         "_lengths",
         "_library",
         "_moves",
         "_prepared",
         "_problem",
+        "_results",
         "_runtime",
         "_schedule",
         "_shapes",
@@ -135,51 +136,35 @@ class CachedCall:
         # matrices.
         self._flat = flat and along_rows and not problem.flow.pools
         self._device: int = runtime.device.index
-        dtype = TORCH_DTYPE[problem.dtype]
-        # What `empty_on_gpu` needs for each result.
-        self._empty = [(shape, contiguous_strides(shape), dtype) for shape in shapes]
+        self._results = _results_of(shapes, TORCH_DTYPE[problem.dtype], flat)
         # The prepared call, valid while its plan is bound, and how often the call may still try to
         # prepare itself. A prepared call that runs resets the count.
         self._prepared: Callable[[], PreparedCall | None] = _no_prepared_call
         self._tries_left = _MAX_TRIES
 
-    @property
-    def moved(self) -> bool:
-        """Whether the windows were made anew since the choice."""
-        return self._moves is not None and self._moves != self._runtime.moves
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """Enqueue the call with other tensors of the same shapes; return its results.
 
-    def repeat(self, tensors: Sequence[Tensor], several: bool) -> Any:
-        """Enqueue the call as `run` does, and return its result; None: it is not valid now.
-
-        The checks are those of `find`. They call no Python function, since each takes host time.
-
-        Args:
-            tensors: as for `run`.
-            several: whether to return a tuple of results.
+        Returns None, and enqueues nothing, if the call is not valid now. Repeated calls run few
+        Python functions on purpose, since each takes about a microsecond behind a launch.
         """
         if not self.ready or self.changes != groups.changes():
             return None
         if self._moves is not None and self._moves != self._runtime.moves:
-            return None
-        if self._library is None or not self._flat or current_device() != self._device:
-            ys = self.run(tensors)
-        else:
-            self._runtime.check_alive()
-            ys = self._library(tensors)
-        return tuple(ys) if several else ys[0]
-
-    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Enqueue the call with other tensors of the same shapes; return its results."""
+            return None  # the windows were made anew since the choice
         if current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self.run(tensors)
         if self._library is not None:
-            return self._run_plain(self._library, tensors)
+            self._runtime.check_alive()
+            if self._flat:
+                return self._library(tensors)
+            return shaped(self._library(list(self._matrices(tensors).values())), self._shapes)
         prepared = self._prepared()
         if prepared is not None:
             # `_prepare` has checked that the matrices are the tensors' own memory, so addresses of
             # the tensors do where no library multiplies.
-            tensors_do = self._flat or prepared.leader is None
+            tensors_do = self._flat or not prepared.leads
             inputs = tensors if tensors_do else tuple(self._matrices(tensors).values())
             lengths = [tensors[place].shape[0] for place in self._lengths] if self._lengths else ()
             stream = current_stream(self._device)
@@ -187,7 +172,9 @@ class CachedCall:
             if made is not None:
                 self._tries_left = _MAX_TRIES
                 return made
-        ys, matrices = self._results(True)
+        new, shaping = self._results
+        ys = new.run(())
+        matrices = ys if shaping is None else shaping.run(ys)
         arrays = self._matrices(tensors) | {f"y{i}": y for i, y in enumerate(matrices)}
         self._runtime.execute(self._problem, self._schedule, arrays)
         if self._tries_left and (prepared is None or prepared.stale):
@@ -198,11 +185,6 @@ class CachedCall:
                 self._tries_left -= 1
         return ys
 
-    def _results(self, as_matrices: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Allocate the results on the current GPU; return them, and again, as matrices if asked."""
-        ys = [empty_on_gpu(*each) for each in self._empty]
-        return ys, [as_matrix(y) for y in ys] if as_matrices and not self._flat else ys
-
     def _prepare(self, tensors: Sequence[Tensor], arrays: dict[str, Tensor]) -> PreparedCall | None:
         """Return a prepared call, if the matrices are the tensors' own memory."""
         for tensor, matrix in zip(tensors, arrays.values(), strict=False):  # results follow
@@ -210,16 +192,24 @@ class CachedCall:
                 return None
         return self._runtime.prepared_call(self._problem, self._schedule, arrays)
 
-    def _run_plain(self, library: library_programs.Call, tensors: Sequence[Tensor]) -> list[Tensor]:
-        self._runtime.check_alive()
-        if self._flat:
-            return library(tensors)
-        return shaped(library(list(self._matrices(tensors).values())), self._shapes)
-
     def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         return {
             name: take(tensor) for (name, take), tensor in zip(self._takes, tensors, strict=True)
         }
+
+
+def _results_of(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, flat: bool) -> Results:
+    """Return how results of these shapes are allocated; `flat`: all have two dimensions."""
+    count = len(shapes)
+    places = range(count)
+    sizes = [size for shape in shapes for size in (shape, contiguous_strides(shape))]
+    new = [Step(empty_on_gpu, (2 * i, 2 * i + 1, 2 * count), 2 * count + 1 + i) for i in places]
+    made = [step.result for step in new]
+    matrices = [Step(as_matrix, (i,), count + i) for i in places]
+    return Results(
+        CallSteps(0, [*sizes, dtype, *[None] * count], new, made),
+        None if flat else CallSteps(count, [None] * count, matrices, [count + i for i in places]),
+    )
 
 
 def key_of(
@@ -275,7 +265,7 @@ def key_of(
 
 
 def find(key: Any) -> CachedCall | None:
-    """Return the cached call of a key, while its group is open."""
+    """Return the cached call of a key, while its group is open; it may not be valid now."""
     if key is None:
         return None
     try:
@@ -289,7 +279,7 @@ def find(key: Any) -> CachedCall | None:
     if call is not None and call.changes != groups.changes():
         calls.clear()
         return None
-    return call if call is not None and call.ready and not call.moved else None
+    return call
 
 
 def keep(key: Any, call: CachedCall) -> None:

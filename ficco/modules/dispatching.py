@@ -88,9 +88,9 @@ def repeatable(form: Form) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
                 found = _find(form, args, kwargs)
                 if found is not None:
                     cached, tensors, several = found
-                    y: Any = cached.repeat(tensors, several)
-                    if y is not None:
-                        return y  # type: ignore[no-any-return]
+                    ys = cached.run(tensors)
+                    if ys is not None:
+                        return tuple(ys) if several else ys[0]  # type: ignore[return-value]
                 return function(*args, **kwargs)
             except Exception as error:
                 refuse(args[place] if len(args) > place else kwargs.get("group"), error)

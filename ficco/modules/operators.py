@@ -59,7 +59,8 @@ def run(name: str, args: Sequence[Any]) -> Any:
         key = key_of(name, group, tensors[0], tensors[1:], schedule, *facts, lengths=lengths)
         if (cached := find(key)) is not None:
             ys = cached.run([tensor for tensor in tensors if tensor is not None])
-            return ys if function.several else ys[0]
+            if ys is not None:
+                return ys if function.several else ys[0]
     return _run_anew(function, args, tensors, key, lengths)
 
 

@@ -2,7 +2,9 @@
 
 In each call the wrappers of torch.distributed check the arguments, look up the group and make an
 object of options, which takes the host about 5 us. The functions here do it once. Each takes the
-public wrapper, and returns it for this group where PyTorch lacks a name.
+public wrapper, which it uses where PyTorch lacks a name. It returns a function that enqueues the
+collective on the current stream, and what that takes behind its own arguments. If the function
+returns work, as some backends do, the caller waits for it, which makes the stream wait.
 """
 
 from __future__ import annotations
@@ -31,48 +33,48 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-def _bound(options_name: str, group: Any) -> Callable[..., None] | None:
-    """Return a function of a method's tensors that enqueues the collective on the current stream.
+Bound = tuple[Callable[..., Any], tuple[Any, ...]]
 
-    The default operation of the options is the sum. Returns None if PyTorch lacks a name.
+
+def _bound(options_name: str, group: Any) -> Bound | None:
+    """Return a method of a group, and what it takes behind the tensors; None: a name is missing.
+
+    The default operation of the options is the sum.
     """
     options_type = _OPTIONS[options_name]
     names = [name for name in _METHODS[options_name] if hasattr(group, name)]
     if options_type is None or not names:
         return None
-    method, options = getattr(group, names[0]), options_type()
+    options = options_type()
     try:
         options.asyncOp = False
     except AttributeError:  # an option that this release does not have
         return None
-
-    def call(*operands: Any) -> None:
-        work = method(*operands, options)
-        if work is not None:  # some backends return None, as nothing is left to wait for
-            work.wait()
-
-    return call
+    return getattr(group, names[0]), (options,)
 
 
-def all_gather(group: Any, public: Callable[..., Any]) -> Callable[[Any, Any], None]:
+def all_gather(group: Any, public: Callable[..., Any]) -> Bound:
     """Return a function of the whole and the piece; `public` takes them, and `group`."""
-    return _bound("AllgatherOptions", group) or partial(public, group=group)
+    return _bound("AllgatherOptions", group) or (partial(public, group=group), ())
 
 
-def reduce_scatter(group: Any, public: Callable[..., Any]) -> Callable[[Any, Any], None]:
+def reduce_scatter(group: Any, public: Callable[..., Any]) -> Bound:
     """Return a function of the piece and the whole; `public` takes them, and `group`."""
-    return _bound("ReduceScatterOptions", group) or partial(public, group=group)
+    return _bound("ReduceScatterOptions", group) or (partial(public, group=group), ())
 
 
-def all_reduce(group: Any, public: Callable[..., Any]) -> Callable[[Any], None]:
+def all_reduce(group: Any, public: Callable[..., Any]) -> Bound:
     """Return a function that replaces a tensor by the sum; `public` takes it, and `group`."""
-    call = _bound("AllreduceOptions", group)
-    return partial(public, group=group) if call is None else lambda tensor: call([tensor])
+    bound = _bound("AllreduceOptions", group)
+    if bound is None:
+        return partial(public, group=group), ()
+    method, more = bound
+    return lambda tensor, options: method([tensor], options), more
 
 
-def all_to_all(group: Any, public: Callable[..., Any]) -> Callable[[Any, Any, Any, Any], None]:
+def all_to_all(group: Any, public: Callable[..., Any]) -> Bound:
     """Return a function of target, source, and the rows from and to each rank; [] if all are equal.
 
     `public` takes these, and `group`.
     """
-    return _bound("AllToAllOptions", group) or partial(public, group=group)
+    return _bound("AllToAllOptions", group) or (partial(public, group=group), ())

@@ -4,9 +4,9 @@ FICCO_DISABLE=1, `serial` on GPUs, and GPUs without peer access use them. Sums o
 are in the input's dtype on GPUs, as in NCCL, and in float32 elsewhere. A bias is added by the GEMM
 after a gather, and to this rank's own rows before an all-reduce.
 
-A program becomes a list of functions once (`bind`). Each function reads and sets tensors in the
-list of a call: one place per buffer. Nothing is looked up by name in a call, since a call of few
-rows is limited by the host. PyTorch reads sizes faster as arguments of their own than as a tuple.
+A program becomes a list of steps once (`bind`): calls of PyTorch's functions with values by place,
+which native code makes. Nothing is looked up by name in a call, since a call of few rows is limited
+by the host.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from ficco.compute.torch_bags import pooled_bags
 from ficco.compute.torch_dtypes import TORCH_DTYPE
+from ficco.engines.call_steps import CallSteps, Step
 from ficco.errors import EngineError
 from ficco.lowering import lower_rank
 from ficco.passes import compile_plan
@@ -36,8 +37,6 @@ from ficco.target import LIBRARY
 __all__ = ["bind", "program_of", "run"]
 
 Tensor = torch.Tensor
-Tensors = list[Any]  # of a call, by place; None where nothing was stored yet
-Step = Callable[[Tensors], None]
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
@@ -87,7 +86,7 @@ def bind(
 
 
 class _Binding:
-    """Turns the entries of a program into functions of a call's tensors."""
+    """Turns the entries of a program into steps. Every buffer and every other value has a place."""
 
     def __init__(
         self, problem: Problem, program: Program, names: Sequence[str], group: Any, on_gpu: bool
@@ -95,54 +94,77 @@ class _Binding:
         self.problem, self.group, self.on_gpu = problem, group, on_gpu
         self.program, self.rank, self.names = program, program.rank, list(names)
         self.buffers = {buffer.name: buffer for buffer in self.program.buffers}
-        others = [name for name in self.buffers if name not in names]
-        self.places = {name: place for place, name in enumerate([*names, *others])}
-        self.made: set[str] = set(names)  # buffers that have a tensor when an entry runs
+        self.steps: list[Step] = []
+        self.more: list[Any] = []  # constants, and None where steps store
+        self.places = {name: place for place, name in enumerate(names)}
         # Elsewhere than on GPUs partial sums stay float32, and the result is rounded once.
         self.wide = not on_gpu and problem.flow.sums
+        if self.wide:
+            self.places = {n: self._made(Tensor.float, i) for n, i in self.places.items()}
+        self.made: set[str] = set(names)  # buffers that have a tensor when an entry runs
+        self.places |= {name: self._value() for name in self.buffers if name not in names}
 
     def call(self) -> Call:
         """Return the call."""
-        steps = [step for entry in self.program.entries for step in self._steps(entry)]
+        for entry in self.program.entries:
+            self._add(entry)
         outputs = [b for b in self.program.buffers if b.role == "output"]
-        steps += [self._empty(b) for b in outputs if b.name not in self.made]
+        for buffer in outputs:
+            self._allocate(buffer)
         results = [self.places[b.name] for b in outputs]
-        unset = [None] * (len(self.places) - len(self.names))
+        if self.wide:
+            dtype = TORCH_DTYPE[self.problem.dtype]
+            results = [self._made(operator.methodcaller("to", dtype), y) for y in results]
+        return CallSteps(len(self.names), self.more, self.steps, results).run
 
-        def call(tensors: Sequence[Tensor]) -> list[Tensor]:
-            every: Tensors = [*tensors, *unset]
-            for step in steps:
-                step(every)
-            return [every[place] for place in results]
-
-        def wide_call(tensors: Sequence[Tensor]) -> list[Tensor]:
-            dtype = tensors[0].dtype
-            return [y.to(dtype) for y in call([tensor.float() for tensor in tensors])]
-
-        return wide_call if self.wide else call
-
-    def _steps(self, entry: Entry) -> list[Step]:
+    def _add(self, entry: Entry) -> None:
         if isinstance(entry, Exchange):
             exchange = {
                 "all_gather": self._all_gather, "all_reduce": self._all_reduce,
                 "all_to_all": self._all_to_all, "reduce_scatter": self._reduce_scatter,
             }[entry.collective]  # fmt: skip
-            unmade = {r.buffer for r in entry.reads} - self.made  # a rank has nothing to send
-            steps = [self._empty(self.buffers[name]) for name in unmade]
+            for region in entry.reads:  # a rank may have nothing to send
+                self._allocate(self.buffers[region.buffer])
+            exchange(entry)
             self.made.update(region.buffer for region in entry.writes)
-            return [*steps, exchange(entry)]
-        if isinstance(entry, Copy):
-            return [*self._allocated(entry.target), self._copy(entry.source, entry.target)]
-        if isinstance(entry, Launch):
-            if isinstance(entry.work, Gemm) and entry.work.number == 1:
-                return [self._gemm(entry.work)]
-            if isinstance(entry.work, Reduce):
-                return [self._reduce(entry.work)]
-            if isinstance(entry.work, Bag):
-                return [*self._allocated(entry.work.target), self._bag(entry.work)]
-        raise EngineError(f"entry {entry.id!r}: PyTorch has no call for it: {entry}")
+        elif isinstance(entry, Copy):
+            self._allocate(self.buffers[entry.target.buffer])
+            self._do(Tensor.copy_, self._view(entry.target), self._view(entry.source))
+        elif isinstance(entry, Launch) and isinstance(entry.work, Gemm) and entry.work.number == 1:
+            self._gemm(entry.work)
+        elif isinstance(entry, Launch) and isinstance(entry.work, Reduce):
+            self._reduce(entry.work)
+        elif isinstance(entry, Launch) and isinstance(entry.work, Bag):
+            self._bag(entry.work)
+        else:
+            raise EngineError(f"entry {entry.id!r}: PyTorch has no call for it: {entry}")
 
-    # ---- regions
+    # ---- steps and values
+
+    def _value(self, constant: Any = None) -> int:
+        """Return the place of a constant, or of a value that a step stores."""
+        self.more.append(constant)
+        return len(self.names) + len(self.more) - 1
+
+    def _do(self, function: Callable[..., Any], *arguments: int, result: int = -1) -> None:
+        self.steps.append(Step(function, arguments, result))
+
+    def _made(self, function: Callable[..., Any], *arguments: int) -> int:
+        """Add a step; return the place of its result."""
+        place = self._value()
+        self._do(function, *arguments, result=place)
+        return place
+
+    def _collective(self, name: str, public: Callable[..., Any], *arguments: int) -> None:
+        """Add a collective of this group; on GPUs without PyTorch's wrapper, if possible."""
+        function: Callable[..., Any] = functools.partial(public, group=self.group)
+        more: Sequence[Any] = ()
+        if self.on_gpu:
+            function, more = getattr(torch_collectives, name)(self.group, public)
+        places = [self._value(each) for each in more]
+        self.steps.append(Step(function, (*arguments, *places), waits=True))
+
+    # ---- regions and buffers
 
     def _whole(self, region: Region) -> bool:
         buffer = self.buffers[region.buffer]
@@ -156,28 +178,27 @@ class _Binding:
             )
         return self.places[region.buffer]
 
-    def _view(self, region: Region) -> Callable[[Tensors], Tensor]:
+    def _view(self, region: Region) -> int:
+        """Return the place of a region, which may be a part of its buffer."""
         place = self.places[region.buffer]
         if self._whole(region):
-            return operator.itemgetter(place)
-        rows, cols = slice(region.row0, region.row1), slice(region.col0, region.col1)
-        return lambda every: every[place][rows, cols]
+            return place
+        part = slice(region.row0, region.row1), slice(region.col0, region.col1)
+        return self._made(operator.itemgetter(part), place)
 
-    def _empty(self, buffer: Buffer) -> Step:
-        """Return a step that allocates a buffer like the first matrix of the call."""
-        place, like = self.places[buffer.name], self._like()
-        shape = buffer.rows, buffer.cols
+    def _new(self, rows: int, cols: int, result: int) -> None:
+        """Add a step that allocates a matrix of the results' dtype and device."""
+        if self.on_gpu:
+            facts = (rows, cols), contiguous_strides((rows, cols)), TORCH_DTYPE[self.problem.dtype]
+            self._do(empty_on_gpu, *map(self._value, facts), result=result)
+        else:
+            self._do(operator.methodcaller("new_empty", rows, cols), self._like(), result=result)
 
-        def step(every: Tensors) -> None:
-            every[place] = every[like].new_empty(*shape)
-
-        self.made.add(buffer.name)
-        return step
-
-    def _new(self, shape: tuple[int, int]) -> Callable[[], Tensor]:
-        """Return a function that allocates a matrix of the call's dtype on the current GPU."""
-        dtype = TORCH_DTYPE[self.problem.dtype]
-        return functools.partial(empty_on_gpu, shape, contiguous_strides(shape), dtype)
+    def _allocate(self, buffer: Buffer) -> None:
+        """Add a step that allocates a buffer, if it has no tensor yet."""
+        if buffer.name not in self.made:
+            self._new(buffer.rows, buffer.cols, self.places[buffer.name])
+            self.made.add(buffer.name)
 
     def _like(self) -> int:
         """Return the place of a tensor with the dtype and the device of the results."""
@@ -191,199 +212,108 @@ class _Binding:
             if self.buffers[name].role in own and self.buffers[name].dtype == dtype
         )
 
-    def _allocated(self, target: Region) -> list[Step]:
-        """Return the step that allocates a buffer that is stored in parts, before the first."""
-        made = target.buffer in self.made
-        return [] if made else [self._empty(self.buffers[target.buffer])]
+    # ---- launches
 
-    # ---- launches and copies
-
-    def _gemm(self, gemm: Gemm) -> Step:
+    def _gemm(self, gemm: Gemm) -> None:
         a, b, c = self._view(gemm.a), self._view(gemm.b), self._place(gemm.c)
         if gemm.transpose_a:
-            a = _transposed(a)
+            a = self._made(Tensor.t, a)
         if gemm.transpose_b:
-            b = _transposed(b)
+            b = self._made(Tensor.t, b)
         self.made.add(gemm.c.buffer)
-        mm, addmm = torch.mm, torch.addmm
         if gemm.accumulate and not gemm.add:
-
-            def step(every: Tensors) -> None:
-                every[c].addmm_(a(every), b(every))
-
+            self._do(Tensor.addmm_, c, a, b)
         elif not gemm.add:
-
-            def step(every: Tensors) -> None:
-                every[c] = mm(a(every), b(every))
-
+            self._do(torch.mm, a, b, result=c)
         elif not gemm.accumulate and len(gemm.add) == 1:
-            term = self._view(gemm.add[0])
-
-            def step(every: Tensors) -> None:
-                every[c] = addmm(term(every), a(every), b(every))
-
+            self._do(torch.addmm, self._view(gemm.add[0]), a, b, result=c)
         else:
             raise EngineError(f"PyTorch has no call for {gemm}")
-        return step
 
-    def _reduce(self, total: Reduce) -> Step:
-        rows, cols, target = total.target.rows, total.target.cols, self._view(total.target)
+    def _reduce(self, total: Reduce) -> None:
         if not total.reads:
-            place, like = self._place(total.target), self._like()
+            zeros = operator.methodcaller("new_zeros", (total.target.rows, total.target.cols))
+            self._do(zeros, self._like(), result=self._place(total.target))
             self.made.add(total.target.buffer)
-
-            def zeros(every: Tensors) -> None:
-                every[place] = every[like].new_zeros((rows, cols))
-
-            return zeros
+            return
         first, *terms = total.reads
         if first != total.target or len(terms) != 1:
             raise EngineError(f"PyTorch has no call for {total}")
-        term = self._view(terms[0])
+        self._do(Tensor.add_, self._view(total.target), self._view(terms[0]))
 
-        def add(every: Tensors) -> None:
-            target(every).add_(term(every))
-
-        return add
-
-    def _bag(self, bag: Bag) -> Step:
-        table, indices, into = (
-            self._view(bag.table),
-            self._view(bag.indices),
-            self._view(bag.target),
-        )
-        weights = None if bag.weights is None else self._view(bag.weights)
-        offsets, begin, end = self.places[bag.bags.buffer], bag.bags.col0, bag.bags.col1
-        mean = bag.mean
-
-        def step(every: Tensors) -> None:
-            factors = None if weights is None else weights(every)[0]
-            sums = pooled_bags(table(every), indices(every)[0], every[offsets][0], factors, mean)
-            into(every).copy_(sums[begin:end])
-
-        return step
-
-    def _copy(self, source: Region, target: Region) -> Step:
-        read, write = self._view(source), self._view(target)
-
-        def step(every: Tensors) -> None:
-            write(every).copy_(read(every))
-
-        return step
+    def _bag(self, bag: Bag) -> None:
+        self._allocate(self.buffers[bag.target.buffer])
+        pool = functools.partial(_pool, bag.bags.col0, bag.bags.col1, bag.mean)
+        weights = [] if bag.weights is None else [self._view(bag.weights)]
+        matrices = self._view(bag.target), self._view(bag.table), self._view(bag.indices)
+        self._do(pool, *matrices, self.places[bag.bags.buffer], *weights)
 
     # ---- collectives
 
-    def _bound(self, name: str, public: Any) -> Any:
-        """Return a collective of this group; on GPUs without PyTorch's wrapper, if possible."""
-        if self.on_gpu:
-            return getattr(torch_collectives, name)(self.group, public)
-        return functools.partial(public, group=self.group)
-
-    def _all_gather(self, entry: Exchange) -> Step:
-        target, rows, group = self._place(entry.writes[0]), self.problem.rows, self.group
+    def _all_gather(self, entry: Exchange) -> None:
+        target, rows = self._place(entry.writes[0]), self.problem.rows
         if any(region.buffer != "x" or not self._whole(region) for region in entry.reads):
             raise EngineError(f"entry {entry.id!r}: PyTorch gathers the whole of x alone")
         source = self.places["x"]
         if not self.on_gpu or len(set(rows)) > 1:
+            gather = functools.partial(distributed.gathered, rows=rows, group=self.group)
+            self._do(gather, source, result=target)
+            return
+        self._new(sum(rows), self.problem.k, target)
+        own = self._made(Tensor.contiguous, source)
+        self._collective("all_gather", distributed.all_gather, target, own)
 
-            def step(every: Tensors) -> None:
-                every[target] = distributed.gathered(every[source], rows, group)
-
-            return step
-        gather = self._bound("all_gather", distributed.all_gather)
-        new = self._new((sum(rows), self.problem.k))
-
-        def even_step(every: Tensors) -> None:
-            every[target] = whole = new()
-            gather(whole, every[source].contiguous())
-
-        return even_step
-
-    def _all_reduce(self, entry: Exchange) -> Step:
+    def _all_reduce(self, entry: Exchange) -> None:
         if entry.reads != entry.writes:
             raise EngineError(f"entry {entry.id!r}: an all-reduce by PyTorch replaces its operand")
-        place, add_up = self._place(entry.reads[0]), self._bound("all_reduce", dist.all_reduce)
+        self._collective("all_reduce", dist.all_reduce, self._place(entry.reads[0]))
 
-        def step(every: Tensors) -> None:
-            add_up(every[place])
-
-        return step
-
-    def _reduce_scatter(self, entry: Exchange) -> Step:
+    def _reduce_scatter(self, entry: Exchange) -> None:
         if not self._are_stacked(entry.reads):
             raise EngineError(f"entry {entry.id!r}: its parts for ranks are not all rows in order")
         source, rows = self.places[entry.reads[0].buffer], [r.rows for r in entry.reads]
-        shape = rows[self.rank], entry.reads[0].cols
-        target = self._place(entry.writes[0]) if entry.writes else len(self.places)
+        own, cols = rows[self.rank], entry.reads[0].cols
+        target = self._place(entry.writes[0]) if entry.writes else self._value()
         if not self.on_gpu:
-            begin, group = sum(rows[: self.rank]), self.group
+            self._collective("all_reduce", dist.all_reduce, source)
+            begin = sum(rows[: self.rank])
+            self._do(operator.itemgetter(slice(begin, begin + own)), source, result=target)
+        elif len(set(rows)) == 1:
+            self._new(own, cols, target)
+            self._collective("reduce_scatter", distributed.reduce_scatter, target, source)
+        else:  # with zeros, so that all ranks get equally many
+            padded = self._made(functools.partial(_padded, rows), source)
+            most = self._value()
+            self._new(max(rows), cols, most)
+            self._collective("reduce_scatter", distributed.reduce_scatter, most, padded)
+            # No view for autograd.
+            rest = functools.partial(_first_rows, (own, cols))
+            self._do(rest, most, result=target)
 
-            def slow_step(every: Tensors) -> None:
-                dist.all_reduce(every[source], group=group)
-                if target < len(every):
-                    every[target] = every[source][begin : begin + shape[0]]
-
-            return slow_step
-        scatter = self._bound("reduce_scatter", distributed.reduce_scatter)
-        most = max(rows)
-        if len(set(rows)) == 1:
-            new = self._new(shape)
-
-            def step(every: Tensors) -> None:
-                every[target] = own = new()
-                scatter(own, every[source])
-
-            return step
-
-        def uneven_step(every: Tensors) -> None:  # with zeros, so that all ranks get equally many
-            pieces = torch.split(every[source], rows)
-            padded = pieces[0].new_zeros((len(rows), most, shape[1]))
-            for slot, piece in zip(padded, pieces, strict=True):
-                slot[: len(piece)].copy_(piece)
-            del pieces
-            every[source] = None  # the pieces are copied
-            own = padded.new_empty((most, shape[1]))
-            scatter(own, padded.view(-1, shape[1]))
-            if target < len(every):
-                every[target] = unsafe_view(own[: shape[0]], shape)  # no view for autograd
-
-        return uneven_step
-
-    def _all_to_all(self, entry: Exchange) -> Step:
+    def _all_to_all(self, entry: Exchange) -> None:
         reads, writes = entry.reads, entry.writes
-        source, move = self._joined(reads), self._bound("all_to_all", dist.all_to_all_single)
+        source, move = self._joined(reads), dist.all_to_all_single
         joined = len({region.buffer for region in writes}) == 1
         if joined and self._are_stacked(writes):
-            target, buffer = self.places[writes[0].buffer], self.buffers[writes[0].buffer]
-            shape = buffer.rows, buffer.cols
-            sizes_in, sizes_out = [r.rows for r in writes], [r.rows for r in reads]
+            buffer = self.buffers[writes[0].buffer]
+            target = self.places[buffer.name]
+            self._new(buffer.rows, buffer.cols, target)
+            sizes = [[r.rows for r in writes], [r.rows for r in reads]]
             if self._is_even():
-                sizes_in, sizes_out = [], []
-
-            new = self._new(shape)
-
-            def step_on_gpu(every: Tensors) -> None:
-                every[target] = arrived = new()
-                move(arrived, source(every).contiguous(), sizes_in, sizes_out)
-
-            def step(every: Tensors) -> None:
-                own = source(every)
-                every[target] = arrived = own.new_empty(*shape)
-                move(arrived, own.contiguous(), sizes_in, sizes_out)
-
-            return step_on_gpu if self.on_gpu else step
+                sizes = [[], []]
+            own = self._made(Tensor.contiguous, source)
+            self._collective("all_to_all", move, target, own, *map(self._value, sizes))
+            return
         areas_in, areas_out = [r.area for r in writes], [r.area for r in reads]
-        stores = [self._store(region) for region in writes]
-
-        def step_by_pieces(every: Tensors) -> None:
-            own = source(every).reshape(-1)
-            arrived = own.new_empty(sum(areas_in))
-            move(arrived, own, areas_in, areas_out)
-            pieces = torch.split(arrived, areas_in)
-            for piece, store in zip(pieces, stores, strict=True):
-                store(every, piece)
-
-        return step_by_pieces
+        own = self._made(operator.methodcaller("reshape", -1), source)
+        arrived = self._made(operator.methodcaller("new_empty", sum(areas_in)), own)
+        sizes = [areas_in, areas_out]
+        self._collective("all_to_all", move, arrived, own, *map(self._value, sizes))
+        pieces = self._made(
+            functools.partial(torch.split, split_size_or_sections=areas_in), arrived
+        )
+        for number, region in enumerate(writes):
+            self._store(region, self._made(operator.itemgetter(number), pieces))
 
     def _is_even(self) -> bool:
         """Return whether all ranks send equally many rows to all: a fact that ranks share."""
@@ -392,35 +322,21 @@ class _Binding:
         sent = {b.rows for rank in ranks for b in blocks(self.problem, rank).outgoing}
         return len(sent) == 1
 
-    def _joined(self, regions: Sequence[Region]) -> Callable[[Tensors], Tensor]:
-        """Return a function that returns the rows of these regions, one below the other."""
+    def _joined(self, regions: Sequence[Region]) -> int:
+        """Return the place of the rows of these regions, one below the other."""
         if self._are_stacked(regions):
-            place = self.places[regions[0].buffer]
-            return lambda every: every[place]
-        views = [self._view(region) for region in regions]
-        return lambda every: torch.cat([view(every) for view in views])
+            return self.places[regions[0].buffer]
+        return self._made(_joined, *map(self._view, regions))
 
-    def _store(self, region: Region) -> Callable[[Tensors, Tensor], None]:
-        """Return a function that stores a piece that has arrived."""
-        place, shape, view = (
-            self.places[region.buffer],
-            (region.rows, region.cols),
-            self._view(region),
-        )
-        buffer, like = self.buffers[region.buffer], self._like()
+    def _store(self, region: Region, piece: int) -> None:
+        """Add steps that store a piece that has arrived."""
+        shaped = operator.methodcaller("view", region.rows, region.cols)
         if self._whole(region):
-
-            def keep(every: Tensors, piece: Tensor) -> None:
-                every[place] = piece.view(shape)
-
-            return keep
-
-        def copy(every: Tensors, piece: Tensor) -> None:
-            if every[place] is None:
-                every[place] = every[like].new_empty((buffer.rows, buffer.cols))
-            view(every).copy_(piece.view(shape))
-
-        return copy
+            self._do(shaped, piece, result=self.places[region.buffer])
+            self.made.add(region.buffer)
+            return
+        self._allocate(self.buffers[region.buffer])
+        self._do(Tensor.copy_, self._view(region), self._made(shaped, piece))
 
     def _are_stacked(self, regions: Sequence[Region]) -> bool:
         """Return whether the regions are all rows of one buffer, in order."""
@@ -432,5 +348,26 @@ class _Binding:
         return row == buffer.rows
 
 
-def _transposed(view: Callable[[Tensors], Tensor]) -> Callable[[Tensors], Tensor]:
-    return lambda every: view(every).t()
+def _joined(*parts: Tensor) -> Tensor:
+    return torch.cat(parts)
+
+
+def _pool(
+    begin: int, end: int, mean: bool,
+    into: Tensor, table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None = None,
+) -> None:  # fmt: skip
+    factors = None if weights is None else weights[0]
+    into.copy_(pooled_bags(table, indices[0], offsets[0], factors, mean)[begin:end])
+
+
+def _padded(rows: list[int], whole: Tensor) -> Tensor:
+    """Return the rows for each rank, with zeros behind them to the length of the longest."""
+    padded = whole.new_zeros((len(rows), max(rows), whole.shape[1]))
+    for slot, piece in zip(padded, torch.split(whole, rows), strict=True):
+        slot[: len(piece)].copy_(piece)
+    return padded.view(-1, whole.shape[1])
+
+
+def _first_rows(shape: tuple[int, int], matrix: Tensor) -> Tensor:
+    first: Tensor = unsafe_view(matrix[: shape[0]], shape)
+    return first

@@ -12,14 +12,14 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ficco.compute.torch_device import TorchDeviceCompute
 from ficco.engines import devices, gpu, shared_memory
-from ficco.engines.prepared import PreparedCall
+from ficco.engines.prepared import PreparedCall, Results
 from ficco.engines.window_layout import LEAST, Layout, Window
 from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.lowering import lower_rank
@@ -228,7 +228,7 @@ class GpuProcessRuntime(ProcessRuntime):
         self,
         prepared: PreparedCall,
         inputs: Sequence[Any],
-        results: Callable[[bool], tuple[list[Any], list[Any]]],
+        results: Results,
         stream: int,
         lengths: Sequence[int] = (),
     ) -> list[Any] | None:
@@ -240,16 +240,14 @@ class GpuProcessRuntime(ProcessRuntime):
         Args:
             prepared: a prepared call of this runtime.
             inputs: its matrices but for the results, in the order in which `prepared` got them.
-            results: a function of whether a product is stored in a result and so needs matrices. It
-                allocates the results on the current device, and returns them twice: as tensors, and
-                as what has their addresses. If the call fails, these are filled with NaN.
+            results: how the results are allocated.
             stream: the current stream of this rank's device, which is the current device.
             lengths: of the rows whose length may differ from call to call.
 
         Returns:
             The results.
 
-        Raises: as `execute`, and what `results` raises.
+        Raises: as `execute`, and what an allocation raises.
         """
         with self._lock:
             places, call = self._places, prepared.call()
@@ -259,44 +257,23 @@ class GpuProcessRuntime(ProcessRuntime):
                 return None
             if len(places) > 1:  # native code checks for failures only in the last place
                 self._check_alive()
-            copy, leader = self._calls % 2, prepared.leader
-            late = leader is not None and not leader.stores_results
-            led = made = False
             try:
-                ys, matrices = ([], []) if late else results(leader is not None)
-                if leader is not None:
-                    led = prepared.follow(stream)
-                    if not led:
-                        return None
-                    try:
-                        leader.enqueue((*inputs, *matrices), copy)
-                    except BaseException as error:
-                        self._raise_failed(call, matrices, error)
-                if late:
-                    ys, matrices = results(False)
-                addresses = [matrix.data_ptr() for matrix in (*inputs, *matrices)]
-                try:
-                    made = prepared.run(addresses, copy, stream, lengths)
-                except BaseException as error:
-                    self._raise_failed(call, matrices, error)
-            finally:
-                if led and not made:
-                    prepared.end(stream)
-            if not made:
+                ys = prepared.run(inputs, results, self._calls % 2, stream, lengths)
+            except BaseException as error:
+                if not prepared.begun:
+                    raise
+                self._last = call
+                self._group.fail(self.rank)
+                if not isinstance(error, Exception):
+                    raise  # an interrupt
+                raise self._call_error(error) from error
+            if ys is None:
                 return None
             self._calls += 1
             self._last = call
             if self._bound.is_ordered:
                 self._bound.used(call.problem, call.schedule)
             return ys
-
-    def _raise_failed(self, call: Call, matrices: Sequence[Any], error: BaseException) -> NoReturn:
-        """Fail the group and the results of a prepared call, and raise the call's error."""
-        self._last = call
-        self._fill_nan(call, {f"y{i}": y for i, y in enumerate(matrices)})
-        if not isinstance(error, Exception):
-            raise error  # an interrupt
-        raise self._call_error(error) from error
 
     def holds(self, problem: Problem, schedule: Schedule) -> bool:
         """Return whether a plan is bound, so its call can be captured into a graph."""

@@ -11,8 +11,6 @@ from torch_on_double import Rank, Shortly
 from values_worker import close, draw
 
 import ficco
-from ficco.engines.prepared import PreparedCall
-from ficco.modules import call_cache
 
 __all__ = ["product_before_launch", "product_without_launch"]
 
@@ -22,13 +20,14 @@ _HELD_S = 10.0  # longer than the check takes
 class _Order:
     """Records whether a prepared call multiplies before its results are allocated."""
 
+    def __init__(self, here: Rank) -> None:
+        self._here, self.order = here, list[str]()
+
     def __enter__(self) -> list[str]:
-        self._were = PreparedCall.follow, call_cache.CachedCall._results
-        self.order: list[str] = []
-        names = ("product", "results")
-        PreparedCall.follow, call_cache.CachedCall._results = (  # type: ignore[method-assign]
-            self._noted(name, was) for name, was in zip(names, self._were, strict=True)
-        )
+        here = self._here
+        self._were = here.compute.gemm, here.allocate
+        here.compute.gemm = self._noted("product", here.compute.gemm)
+        here.allocate = self._noted("results", here.allocate)
         return self.order
 
     def _noted(self, name: str, was: Any) -> Any:
@@ -39,19 +38,18 @@ class _Order:
         return noted
 
     def __exit__(self, *_: object) -> None:
-        PreparedCall.follow, call_cache.CachedCall._results = (  # type: ignore[method-assign]
-            self._were
-        )
+        self._here.compute.gemm, self._here.allocate = self._were
 
 
-def product_before_launch(rank: int, world: int) -> None:
+def product_before_launch(here: Rank, world: int) -> None:
     """The library's product precedes the launch, and the results unless it is stored in one."""
     if world == 1:
         return
+    rank = here.rank
     rows, k, n = 70, 4, 6  # more rows than a launch of two shots multiplies
     ways = ("two_shot_sm", False), ("two_shot_sm", True), ("one_shot_pull", False)
     for schedule, biased in ways:
-        with Shortly() as shortly, _Order() as order:
+        with Shortly() as shortly, _Order(here) as order:
             for turn in range(8):
                 x, w = draw(90 + turn + rank, rows, k), draw(60 + turn + rank, k, n)
                 bias = draw(3, n) if biased else None
@@ -81,13 +79,13 @@ def product_without_launch(here: Rank, world: int) -> None:
         here.waits = False
         held, first = threading.Event(), here.stream
         here.compute._enqueue("held", lambda: held.wait(_HELD_S))
-        given, allocate = torch.full((70, 4), 100.0), call_cache.CachedCall._results
+        given, allocate = torch.full((70, 4), 100.0), here.allocate
 
-        def full(*args: Any) -> Any:
-            call_cache.CachedCall._results = allocate  # type: ignore[method-assign]
+        def full(*_: Any) -> Any:
+            here.allocate = allocate
             raise torch.OutOfMemoryError("full")
 
-        call_cache.CachedCall._results = full  # type: ignore[method-assign]
+        here.allocate = full
         try:
             call(given)
             raise AssertionError("the results were allocated")

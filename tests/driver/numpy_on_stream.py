@@ -25,6 +25,7 @@ from ficco.compute import (
     GatedOperands,
     OneKernelWindows,
     PoolOperands,
+    Product,
     Slots,
     SumOperands,
     WholeOperands,
@@ -224,8 +225,8 @@ class NumpyOnStream:
     def exact(self, dtype: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def product(self, dtype: str) -> Callable[[Any, Any, Any], None]:
-        return lambda a, b, c: self.gemm(a, b, c, False, [])
+    def product(self, dtype: str) -> Product:
+        return Product(lambda a, b, *, out: self.gemm(a, b, out, False, []), None)
 
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
         return handle[row0:row1, col0:col1]

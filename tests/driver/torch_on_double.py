@@ -189,12 +189,13 @@ class Rank:
         cuda: the driver, with the device's context current.
         stream: the current stream.
         waits: whether every call is waited for.
+        allocate: allocates a result of a repeated call, by its shape, strides and dtype.
     """
 
     device_name = "NVIDIA H200"
 
     def __init__(self, rank: int, folder: Path) -> None:
-        self.rank, self.waits = rank, True
+        self.rank, self.waits, self.allocate = rank, True, _empty
         self.calls = self._open()
         self.stream = self.calls.new_stream()
         self.compute: Any = self._compute()
@@ -310,7 +311,14 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     if torch.version.hip is None:
         dense_tables.can_update = table_optimizers.can_update = lambda tables: False
     call_cache.current_device, call_cache.current_stream = lambda: rank, lambda device: here.stream
-    call_cache.empty_on_gpu = library_programs.empty_on_gpu = _empty
+    library_programs.empty_on_gpu = _empty
+
+    def empty(*facts: Any) -> Tensor:
+        y = here.allocate(*facts)
+        here.compute.place(y)  # the engine sees no results of prepared calls
+        return y
+
+    call_cache.empty_on_gpu = empty
     given = {
         "is_initialized": lambda: True, "current_device": lambda: rank,
         "device_count": lambda: world, "device": _nothing, "synchronize": here.synchronize,
@@ -345,21 +353,13 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
         run(self, call, arrays)
         settle()
 
-    # Of these calls the engine sees no tensors.
-    def run_prepared_and_wait(
-        self: Any, prepared: Any, inputs: Any, results: Any, *rest: Any
-    ) -> Any:
-        def placed_results(*args: Any) -> Any:
-            ys, matrices = results(*args)
-            for y in ys:
-                here.compute.place(y)
-            return ys, matrices
-
-        made = run_prepared(self, prepared, inputs, placed_results, *rest)
+    def run_prepared_and_wait(self: Any, *call: Any) -> Any:
+        made = run_prepared(self, *call)
         if made is not None:
             settle()
         return made
 
+    # Of these calls the engine sees no tensors.
     def run_known_tensors(self: Any, tensors: Any) -> Any:
         for tensor in tensors:
             here.compute.place(tensor)

@@ -158,7 +158,7 @@ def calls_again(here: Rank, world: int) -> None:
         assert shortly == wanted or schedule == "auto", f"{schedule}: {shortly}"
         gather(9, 0, schedule, draw(50 + rank, 5, 4).requires_grad_(), None, turned=False)
         gather(10, 0, schedule, draw(50 + rank, 5, 3), None, turned=False)
-    product_before_launch(rank, world)
+    product_before_launch(here, world)
 
     # Of as many numbers, but not the same call.
     flat, cube = draw(rank, 6, 4), draw(rank, 3, 2, 4)

@@ -11,6 +11,7 @@ import torch
 from interpreting import make_ready
 
 from ficco.compute.torch_device import TorchDeviceCompute
+from ficco.engines.call_steps import CallSteps, Step
 from ficco.kernels.summing import sum_partials
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -85,18 +86,20 @@ def exactly() -> None:
     torch.mm = noted
     compute = TorchDeviceCompute()
     for dtype in ("float32", *names):
-        product, kind = compute.product(dtype), getattr(torch, dtype)
+        multiply_into, setting_of = compute.product(dtype)
+        step = Step(multiply_into, (0, 1), out=2, setting=setting_of)
+        product, kind = CallSteps(3, [], [step], []).run, getattr(torch, dtype)
         a, b, c = (torch.ones(3, 3, dtype=kind) for _ in range(3))
         for allowed in (True, False):
             for name in names.values():
                 setattr(setting, name, allowed)
             seen.clear()
-            product(a, b, c)
+            product((a, b, c))
             assert (c == 3).all()
             wanted = [allowed and other != dtype for other in names]
             assert seen == wanted, (dtype, allowed, seen)
             try:
-                product(a[:2], b, c[:2])
+                product((a[:2], b, c[:2]))
             except RuntimeError as error:
                 assert str(error) == "refused"
             else:

@@ -24,8 +24,14 @@ def compare(rank: int, world: int) -> bool:
     group, without = dist.group.WORLD, []
 
     def bound(name: str, public: Any) -> Any:
-        call = getattr(direct, name)(group, public)
-        without.append(not isinstance(call, partial))
+        function, more = getattr(direct, name)(group, public)
+        without.append(not isinstance(function, partial))
+
+        def call(*operands: Any) -> None:
+            work = function(*operands, *more)
+            if work is not None:
+                work.wait()
+
         return call
 
     piece = torch.randn(3, 5, generator=torch.Generator().manual_seed(rank))

@@ -46,8 +46,10 @@ inline void* stream_at(std::uintptr_t handle) { return reinterpret_cast<void*>(h
 
 void bind_gpu(nb::module_& module);
 void bind_tensors(nb::module_& module);
-void bind_call_finder(nb::module_& module);   // after bind_tensors
-void bind_driver_calls(nb::module_& module);  // this and the next after bind_gpu
+void bind_call_finder(nb::module_& module);  // after bind_tensors
+void bind_call_steps(nb::module_& module);
+void bind_prepared_call(nb::module_& module);  // after bind_gpu and bind_call_steps
+void bind_driver_calls(nb::module_& module);   // this and the next after bind_gpu
 void bind_hip(nb::module_& module);
 void bind_simulation(nb::module_& module);
 

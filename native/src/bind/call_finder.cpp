@@ -11,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "environment.hpp"
+#include "objects.hpp"
 #include "tensor_facts.hpp"
 
 namespace ficco::bind {
@@ -21,12 +22,6 @@ using namespace nb::literals;
 
 constexpr std::size_t kUsualTensors = 4;
 
-bool is_true(nb::handle value) {
-    const int answer = PyObject_IsTrue(value.ptr());
-    if (answer < 0) throw nb::python_error();
-    return answer != 0;
-}
-
 bool is_int(nb::handle value) { return PyLong_CheckExact(value.ptr()); }
 
 bool has(nb::tuple names, nb::handle name) {
@@ -34,12 +29,6 @@ bool has(nb::tuple names, nb::handle name) {
         if (each.is(name)) return true;
     }
     return false;
-}
-
-nb::object interned(const char* name) {
-    nb::object found = nb::steal(PyUnicode_InternFromString(name));
-    if (!found.is_valid()) throw nb::python_error();
-    return found;
 }
 
 // The items of a list or a tuple, and of no derived type; nothing if it is neither, or if it has
@@ -63,25 +52,6 @@ std::optional<std::vector<nb::object>> items_of(nb::handle row,
     }
     return items;
 }
-
-// A new tuple whose places are filled in order.
-class NewTuple {
-  public:
-    explicit NewTuple(Py_ssize_t size) : tuple_(nb::steal(PyTuple_New(size))) {
-        if (!tuple_.is_valid()) throw nb::python_error();
-    }
-
-    void add(nb::handle item) {
-        if (PyTuple_SetItem(tuple_.ptr(), place_++, item.inc_ref().ptr()) != 0) {
-            throw nb::python_error();
-        }
-    }
-    nb::object get() const { return tuple_; }
-
-  private:
-    nb::object tuple_;
-    Py_ssize_t place_ = 0;
-};
 
 std::optional<nb::object> flat_table(nb::handle table) {
     const auto rows = items_of(table);
@@ -126,7 +96,7 @@ class CallFinder {
             if (!options || is_set(context_.off.c_str())) return nb::none();
             const std::optional<Tensors> tensors = tensors_of(known, args, options->bias);
             if (!tensors || is_observed(tensors->given)) return nb::none();
-            if (!is_true(nb::getattr(tensors->given[0], "is_cuda"))) return nb::none();
+            if (!is_true(nb::getattr(tensors->given[0], is_cuda_))) return nb::none();
             std::vector<std::int64_t> facts;
             facts.reserve(kUsualFacts);
             for (const nb::object& tensor : tensors->given) {
@@ -263,8 +233,8 @@ class CallFinder {
         }
         if (nb::cast<std::int64_t>(context_.forward[context_.level]) >= 0) return true;
         return is_true(context_.recording()) &&
-               std::any_of(tensors.begin(), tensors.end(), [](const nb::object& tensor) {
-                   return is_true(nb::getattr(tensor, "requires_grad"));
+               std::any_of(tensors.begin(), tensors.end(), [this](const nb::object& tensor) {
+                   return is_true(nb::getattr(tensor, requires_grad_));
                });
     }
 
@@ -308,7 +278,8 @@ class CallFinder {
     Context context_;
     nb::object one_unbiased_ = nb::make_tuple(false);
     nb::object group_ = interned("group"), schedule_ = interned("schedule"),
-               grain_ = interned("grain"), bias_ = interned("bias"), world_ = interned("WORLD");
+               grain_ = interned("grain"), bias_ = interned("bias"), world_ = interned("WORLD"),
+               is_cuda_ = interned("is_cuda"), requires_grad_ = interned("requires_grad");
 };
 
 }  // namespace

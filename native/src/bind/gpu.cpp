@@ -100,36 +100,6 @@ void set_launches(GpuProgram& program, int segment, int step, int mark,
     program.set_launches(segment, step, mark, bindings);
 }
 
-// The slots of a call that repeats: one place for each of its matrices, and all pitches.
-struct PreparedSlots {
-    PreparedSlots(std::vector<int> places, std::vector<std::int64_t> all_pitches)
-        : slots(std::move(places)), pitches(std::move(all_pitches)), by_slot(pitches.size()) {
-        for (const int slot : slots) {
-            if (slot >= static_cast<int>(pitches.size())) {
-                throw std::invalid_argument("slot " + std::to_string(slot) + " has no pitch");
-            }
-        }
-    }
-
-    void set_pitch(std::size_t slot, std::int64_t pitch) { pitches.at(slot) = pitch; }
-
-    std::span<const std::uint64_t> placed(const std::vector<std::uint64_t>& addresses) {
-        if (addresses.size() != slots.size()) {
-            throw std::invalid_argument(std::to_string(addresses.size()) + " addresses for " +
-                                        std::to_string(slots.size()) + " matrices");
-        }
-        for (std::size_t place = 0; place < slots.size(); ++place) {
-            if (slots[place] >= 0)
-                by_slot[static_cast<std::size_t>(slots[place])] = addresses[place];
-        }
-        return by_slot;
-    }
-
-    std::vector<int> slots;  // of the matrices; -1: the matrix has none
-    std::vector<std::int64_t> pitches;
-    std::vector<std::uint64_t> by_slot;
-};
-
 }  // namespace
 
 void bind_gpu(nb::module_& module) {
@@ -206,9 +176,6 @@ void bind_gpu(nb::module_& module) {
                 return found;
             },
             "value"_a, "seconds"_a, WithoutGil());
-    nb::class_<PreparedSlots>(module, "PreparedSlots")
-        .def(nb::init<std::vector<int>, std::vector<std::int64_t>>(), "slots"_a, "pitches"_a)
-        .def("set_pitch", &PreparedSlots::set_pitch, "slot"_a, "pitch"_a);
     nb::class_<GpuProgram>(module, "GpuProgram")
         .def(nb::new_(&new_program), "rank"_a, "window"_a, "ops"_a, "window_slots"_a, "counts"_a,
              "digest"_a)
@@ -228,24 +195,6 @@ void bind_gpu(nb::module_& module) {
                 program.call(copy, stream_at(stream), traced, addresses, pitches);
             },
             "copy"_a, "stream"_a, "traced"_a, "addresses"_a, "pitches"_a, WithoutGil())
-        .def(
-            "call_prepared",
-            [](GpuProgram& program, int copy, std::uintptr_t stream,
-               const std::vector<std::uint64_t>& addresses, PreparedSlots& slots, bool followed) {
-                return program.call_prepared(copy, stream_at(stream), slots.placed(addresses),
-                                             slots.pitches, followed);
-            },
-            "copy"_a, "stream"_a, "addresses"_a, "slots"_a, "followed"_a, WithoutGil())
-        .def(
-            "follow",
-            [](GpuProgram& program, std::uintptr_t stream) {
-                return program.follow(stream_at(stream));
-            },
-            "stream"_a, WithoutGil())
-        .def(
-            "end",
-            [](GpuProgram& program, std::uintptr_t stream) { program.end(stream_at(stream)); },
-            "stream"_a, WithoutGil())
         .def(
             "start",
             [](GpuProgram& program, int copy, std::uintptr_t stream, bool traced,

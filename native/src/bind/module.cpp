@@ -186,7 +186,9 @@ NB_MODULE(_native, module) {
     bind_shared(module);
     ficco::bind::bind_tensors(module);
     ficco::bind::bind_call_finder(module);
+    ficco::bind::bind_call_steps(module);
     ficco::bind::bind_gpu(module);
+    ficco::bind::bind_prepared_call(module);
     ficco::bind::bind_driver_calls(module);
     ficco::bind::bind_hip(module);
     ficco::bind::bind_simulation(module);

@@ -1,0 +1,225 @@
+// A call of a bound GPU program that repeats with other matrices of the same layout.
+// ficco/_native.pyi documents the calls.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+#include "call_steps.hpp"
+#include "ficco/gpu_program.hpp"
+#include "objects.hpp"
+
+namespace ficco::bind {
+
+namespace {
+
+using namespace nb::literals;
+using Program = std::shared_ptr<GpuProgram>;
+
+// Puts a stream behind the last call, for products of the next. If no launch follows, later calls
+// wait for the products.
+class Products {
+  public:
+    Products(GpuProgram& program, GpuStream stream) : program_(program), stream_(stream) {}
+    Products(const Products&) = delete;
+    Products& operator=(const Products&) = delete;
+    ~Products() {
+        if (!follows_) return;
+        const nb::gil_scoped_release release;
+        try {
+            program_.end(stream_);
+        } catch (const std::exception&) {
+            // the device is lost
+        }
+    }
+
+    bool follow() {
+        const nb::gil_scoped_release release;
+        follows_ = program_.follow(stream_);
+        return follows_;
+    }
+    bool follows() const noexcept { return follows_; }
+    void launched() noexcept { follows_ = false; }
+
+  private:
+    GpuProgram& program_;
+    GpuStream stream_;
+    bool follows_ = false;
+};
+
+class PreparedCall {
+  public:
+    // The slots of the matrices and then of the workspaces, -1: none; all pitches; the slots of
+    // rows with an element per lookup, and the bytes of an element.
+    using Slots = std::tuple<std::vector<int>, std::vector<std::int64_t>,
+                             std::vector<std::pair<std::size_t, std::int64_t>>>;
+
+    // The library's products by window copy, and whether one is stored in a result.
+    struct Leader {
+        nb::object keep;
+        const CallSteps* steps[2];
+        bool stores_results;
+    };
+
+    PreparedCall(Program program, Slots slots, nb::tuple state, nb::list workspaces,
+                 nb::handle leader)
+        : program_(std::move(program)), launches_(state[0]), state_(state[1]) {
+        if (!program_) throw std::invalid_argument("a prepared call needs a program");
+        for (const nb::handle each : workspaces) workspaces_.push_back(nb::borrow(each));
+        std::tie(slots_, pitches_, rows_) = std::move(slots);
+        addresses_.resize(pitches_.size());
+        const auto has_pitch = [this](std::int64_t slot) {
+            if (slot < static_cast<std::int64_t>(pitches_.size())) return;
+            throw std::invalid_argument("slot " + std::to_string(slot) + " has no pitch");
+        };
+        for (const int slot : slots_) has_pitch(slot);
+        for (const auto& [slot, bytes] : rows_) has_pitch(static_cast<std::int64_t>(slot));
+        if (slots_.size() < workspaces_.size() ||
+            std::any_of(slots_.end() - static_cast<std::ptrdiff_t>(workspaces_.size()),
+                        slots_.end(), [](int slot) { return slot < 0; })) {
+            throw std::invalid_argument("a workspace has no slot");
+        }
+        if (leader.is_none()) return;
+        const nb::object steps = leader[0];
+        leader_ = {steps,
+                   {&nb::cast<const CallSteps&>(nb::object(steps[0])),
+                    &nb::cast<const CallSteps&>(nb::object(steps[1]))},
+                   nb::cast<bool>(leader[1])};
+    }
+
+    nb::object run(nb::handle inputs, nb::handle results, int copy, std::uintptr_t stream,
+                   nb::handle lengths) {
+        begun_ = false;
+        if (!is_valid()) return nb::none();
+        CallSteps::Values matrices;
+        matrices.reserve(slots_.size());
+        for (const nb::handle input : inputs) matrices.push_back(nb::borrow(input));
+        const bool late = leader_ && !leader_->stores_results;
+        nb::object made;
+        if (!late) made = allocated(results, leader_.has_value(), matrices);
+        Products products(*program_, stream_at(stream));
+        if (leader_) {
+            if (!products.follow()) return nb::none();
+            begun_ = true;
+            enqueue(copy, matrices);
+            begun_ = false;
+        }
+        if (late) made = allocated(results, false, matrices);
+        set_lengths(lengths);
+        place(matrices);
+        const nb::list workspaces = place_workspaces(matrices.size());
+        begun_ = true;
+        if (!launch(copy, stream_at(stream), products.follows())) return nb::none();
+        products.launched();
+        begun_ = false;
+        return made;
+    }
+
+    bool is_valid() const { return nb::getattr(launches_, names_.state).is(state_); }
+    bool begun() const noexcept { return begun_; }
+
+  private:
+    // Allocates the results: appends what has their addresses, and returns the tensors.
+    nb::object allocated(nb::handle results, bool as_matrices, CallSteps::Values& matrices) const {
+        const nb::object new_results = results[0], shape = results[1];
+        const nb::list made = nb::cast<const CallSteps&>(new_results).run(no_inputs_);
+        const bool shaped = as_matrices && !shape.is_none();
+        const nb::list placed = shaped ? nb::cast<const CallSteps&>(shape).run(made) : made;
+        for (const nb::handle matrix : placed) matrices.push_back(nb::borrow(matrix));
+        return made;
+    }
+
+    void enqueue(int copy, const CallSteps::Values& matrices) const {
+        const CallSteps& steps = *leader_->steps[copy & 1];
+        CallSteps::Values values = matrices;
+        values.resize(steps.inputs(), nb::none());  // results that are not allocated yet
+        steps.make(values);
+    }
+
+    void set_lengths(nb::handle lengths) {
+        if (rows_.empty()) return;
+        std::size_t place = 0;  // a pitch says where the last bag ends
+        for (const nb::handle length : lengths) {
+            const auto& [slot, bytes] = rows_.at(place++);
+            pitches_[slot] = nb::cast<std::int64_t>(length) * bytes;
+        }
+        if (place != rows_.size()) throw std::invalid_argument("a length is missing");
+    }
+
+    void place(const CallSteps::Values& matrices) {
+        if (matrices.size() + workspaces_.size() != slots_.size()) {
+            throw std::invalid_argument(std::to_string(matrices.size()) + " matrices, not " +
+                                        std::to_string(slots_.size() - workspaces_.size()));
+        }
+        for (std::size_t place = 0; place < matrices.size(); ++place) {
+            if (slots_[place] >= 0) set_address(place, matrices[place].attr(names_.data_ptr)());
+        }
+    }
+
+    // Allocates them. Stream order protects their memory once the call is enqueued.
+    nb::list place_workspaces(std::size_t first) {
+        nb::list kept;
+        for (const nb::object& allocate : workspaces_) {
+            const nb::object both = allocate();
+            kept.append(both[0]);
+            set_address(first++, both[1]);
+        }
+        return kept;
+    }
+
+    void set_address(std::size_t place, const nb::object& address) {
+        addresses_[static_cast<std::size_t>(slots_[place])] = nb::cast<std::uint64_t>(address);
+    }
+
+    bool launch(int copy, GpuStream stream, bool followed) {
+        const nb::gil_scoped_release release;
+        try {
+            return program_->call_prepared(copy, stream, addresses_, pitches_, followed);
+        } catch (...) {
+            program_->abandon();
+            throw;
+        }
+    }
+
+    struct Names {
+        nb::object state = interned("state"), data_ptr = interned("data_ptr");
+    };
+
+    Program program_;
+    nb::object launches_, state_;
+    std::vector<nb::object> workspaces_;  // functions that allocate one and say where
+    std::optional<Leader> leader_;
+    std::vector<int> slots_;
+    std::vector<std::int64_t> pitches_;
+    std::vector<std::pair<std::size_t, std::int64_t>> rows_;
+    std::vector<std::uint64_t> addresses_;
+    Names names_;
+    nb::tuple no_inputs_;
+    bool begun_ = false;
+};
+
+}  // namespace
+
+void bind_prepared_call(nb::module_& module) {
+    nb::class_<PreparedCall>(module, "PreparedCall")
+        .def(nb::init<Program, PreparedCall::Slots, nb::tuple, nb::list, nb::handle>(), "program"_a,
+             "slots"_a, "state"_a, "workspaces"_a, "leader"_a.none())
+        .def("run", &PreparedCall::run, "inputs"_a, "results"_a, "copy"_a, "stream"_a, "lengths"_a)
+        .def_prop_ro("is_valid", &PreparedCall::is_valid)
+        .def_prop_ro("begun", &PreparedCall::begun);
+}
+
+}  // namespace ficco::bind
