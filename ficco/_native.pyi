@@ -1000,9 +1000,6 @@ class PreparedCall:
         ValueError: a slot has no pitch, or a workspace no slot.
     """
 
-    is_valid: bool  # whether the attribute has the value
-    begun: bool  # whether the last `run` raised while it enqueued work
-
     def __init__(
         self,
         program: GpuProgram,
@@ -1011,6 +1008,14 @@ class PreparedCall:
         workspaces: list[Any],
         leader: tuple[tuple[CallSteps, CallSteps], bool] | None,
     ) -> None: ...
+    @property
+    def is_valid(self) -> bool:
+        """Whether the attribute has the value."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the last `run` has raised an exception while it enqueued work."""
+
     def run(
         self,
         inputs: Sequence[Any],
