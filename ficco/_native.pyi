@@ -1014,7 +1014,11 @@ class PreparedCall:
 
     @property
     def begun(self) -> bool:
-        """Whether the last `run` has raised an exception while it enqueued work."""
+        """Whether an exception that left `run` means that the call was begun and has failed.
+
+        It is true for exceptions of the leader, of workspaces and of launches, and for one that a
+        signal raises before the caller has the results.
+        """
 
     def run(
         self,
@@ -1042,10 +1046,11 @@ class PreparedCall:
             enqueued. The leader may have been; it makes its products again then.
 
         Raises:
-            RuntimeError: the group has failed, no wait and no send was enqueued; or see `GpuProgram
-                .start`. `begun` is true, as if a function of the leader has raised an exception.
-            GpuError: a driver call failed; the group has then failed, too. `begun` is true.
-            Exception: a function that allocates raised it; `begun` is false.
+            ValueError, IndexError: the number of matrices or of lengths is another.
+            RuntimeError: the group has failed, and no wait and no send was enqueued; see also
+                `GpuProgram.start`.
+            GpuError: a driver call failed.
+            Exception: a function raised it.
         """
 
 class TensorReader:

@@ -91,9 +91,9 @@ class Shares(NamedTuple):
 
 UNSHARED = Shares(0, 1)
 
-# The cost of a split, as the depth that is multiplied in that time (H200, 2026-11-22, four shapes),
-# and the most programs per tile, as one of them sums all slices.
-_SHARE_DEPTH = 1200
+# The cost of a split, as the depth that is multiplied in that time (H100, 2026-11-27, 18 shapes of
+# few tiles), and the most programs per tile, as one of them sums all slices: 8 are as fast.
+_SHARE_DEPTH = 1600
 _MOST_SHARES = 4
 # The time of a program that has a multiprocessor for itself, over that of two that share one, for
 # tiles of which two fit (fitted as the speeds above).
@@ -101,19 +101,16 @@ _ALONE = 0.51
 _LEAST_STEPS = 16  # of the depth; an end has some more steps than other slices
 
 
-def shared_tiles(tiles: int, most: int, at_once: int, tile: Tile, k: int) -> Shares:
+def shared_tiles(tiles: int, at_once: int, tile: Tile, k: int) -> Shares:
     """Return which tiles of a last round that is at least half empty should be split.
 
     Args:
         tiles: number of tiles of a launch.
-        most: number of tiles, the last ones, that can be split.
         at_once: programs that run at a time.
         tile: tile configuration.
         k: depth.
     """
     rest = tiles % at_once
-    if rest > most:
-        return UNSHARED
     among = min(at_once // max(rest, 1), _MOST_SHARES)
     gains = k - k / among > _SHARE_DEPTH and k >= _LEAST_STEPS * tile.deep
     return Shares(rest, among) if rest and gains else UNSHARED
@@ -132,7 +129,7 @@ def choose_tile(
     aligned: bool = True,
     pushed: Sequence[bool] = (),
     k: int = 0,
-    apart: int | None = 0,
+    split: bool = True,
 ) -> Tile:
     """Return the tile for parts of these rows and columns.
 
@@ -149,12 +146,12 @@ def choose_tile(
             by one, and tiles larger than the last of the class spill registers.
         pushed: whether each part is pushed when it is complete; by default none is.
         k: depth. It matters only if parts are pushed or tiles are split.
-        apart: number of parts, the first ones, whose tiles are not split; None: all.
+        split: whether tiles may be split.
     """
 
     def cost(tile: Tile) -> float:
         """Return the end, in units of one element's multiplication on a multiprocessor."""
-        ends = _made(tile, rows, cols, processors, k, apart)
+        ends = _made(tile, rows, cols, processors, k, split)
         push_end = 0.0
         for i in range(len(pushed)):
             if pushed[i]:
@@ -193,22 +190,20 @@ def work_of(
     element_bytes: int,
     processors: int,
     k: int,
-    apart: int = 0,
 ) -> Work:
     """Return the work of a launch whose parts are not pushed.
 
     The arguments are those of `choose_tile`. Rows are taken to be aligned, since ranks do not share
     their depths. Parts without elements are left out.
     """
-    own = sum(1 for r, c in zip(rows[:apart], cols[:apart], strict=True) if r and c)
     sizes = [(r, c) for r, c in zip(rows, cols, strict=True) if r and c]
     if not sizes:
         return Work(0.0, 0.0)
     rows, cols = [r for r, _ in sizes], [c for _, c in sizes]
-    tile = choose_tile(rows, cols, element_bytes, processors, True, (), k, own)
-    whole = _made(tile, rows, cols, processors, k, own)[-1]
+    tile = choose_tile(rows, cols, element_bytes, processors, True, (), k)
+    whole = _made(tile, rows, cols, processors, k, True)[-1]
     counts = count_tiles(rows, cols, tile)
-    at_once, shares, round_cost = _rounds(tile, counts, processors, k, own)
+    at_once, shares, round_cost = _rounds(tile, counts, processors, k, True)
     split = min(shares.tiles, counts[-1])
     rounds: float = -(-(counts[-1] - split) // at_once)
     if split:
@@ -231,11 +226,11 @@ def _made(
     cols: Sequence[int],
     processors: int,
     k: int,
-    apart: int | None,
+    split: bool,
 ) -> list[float]:
     """Return when each part is complete, in units of `cost`."""
     counts = count_tiles(rows, cols, tile)
-    at_once, last, round_cost = _rounds(tile, counts, processors, k, apart)
+    at_once, last, round_cost = _rounds(tile, counts, processors, k, split)
     done = list(accumulate(counts))
     ends = [-(-count // at_once) * round_cost for count in done]
     if last.tiles:
@@ -245,15 +240,14 @@ def _made(
 
 
 def _rounds(
-    tile: Tile, counts: Sequence[int], processors: int, k: int, apart: int | None
+    tile: Tile, counts: Sequence[int], processors: int, k: int, split: bool
 ) -> tuple[int, Shares, float]:
     """Return the programs that run at a time, the tiles that are split, and the cost of a round.
 
     A round costs less if each program has a multiprocessor for itself.
     """
     tiles, at_once = sum(counts), processors * tile.per_sm
-    most = 0 if apart is None else sum(counts[apart:])
-    shares = shared_tiles(tiles, most, at_once, tile, k)
+    shares = shared_tiles(tiles, at_once, tile, k) if split else UNSHARED
     programs = max(min(tiles - shares.tiles, at_once), shares.tiles * shares.among)
     cost = tile.per_sm * tile.rows * tile.cols / tile.speed
     return at_once, shares, cost * (_ALONE if programs <= processors < at_once else 1.0)

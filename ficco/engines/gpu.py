@@ -167,7 +167,7 @@ class BoundProgram:
     def prepared_call(self, arrays: Mapping[str, Any]) -> PreparedCall | None:
         """Return a prepared call for matrices laid out as `arrays`, which `run` has used.
 
-        Its `run` takes addresses in the order of `arrays`. Returns None if native code does not
+        Its `run` takes tensors in the order of `arrays`. Returns None if native code does not
         launch the whole call. Enqueues and allocates nothing.
         """
         launches = self._launches
@@ -258,7 +258,7 @@ class BoundProgram:
     def _leader(self, names: Sequence[str]) -> Leader:
         """Return the launches before a call that is one kernel; they take whole matrices.
 
-        names: of the call's matrices, in the order of their addresses.
+        names: of the call's matrices, in the order in which calls give them.
         """
         handles, inputs = self._handles, len(names)
         places = {(name, 0): i for i, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Prepared calls: repeated calls with matrices of an earlier layout, which read only addresses.
+"""Prepared calls: repeats with tensors of an earlier layout, of which only addresses are read.
 
 Most of a call's host time is spent in Python. A prepared call is a shorter path for calls that
 native code launches whole. A front end stores a call, with a weak reference to its PreparedCall.

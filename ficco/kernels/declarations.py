@@ -76,7 +76,8 @@ GATED = _kernel(
     "gated_gemm",
     "gated_wait_kernel",
     "own:matrix window:matrix b:matrix bias:* c:* places:*i32 scratch:*fp32 shares:*i32 "
-    f"words:*i32? {_WAIT} value:i32? own_tiles:i32? whole:i32? shared:i32? among:i32? "
+    f"words:*i32? {_WAIT} value:i32? own_tiles:i32? whole:i32? own_shared:i32? "
+    "shared:i32? among:i32? "
     f"k:i32 own_stride:i64 window_stride:i64 {_B} c_stride:i64 timeout_ns:i64? "
     "cleared:*i32? homes:*i64? ended:*i32? clear_count:i32? copy:i32? raised:i32? peers:i64? "
     f"{_TILE} OWN_BULK:= WINDOW_BULK:= B_BULK:= B_TURNED:= COL_STEP:= WORLD:= ON_GPU:=",

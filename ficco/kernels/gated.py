@@ -154,7 +154,7 @@ def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
     if not table.tiles:
         return
     launch = launch_of(table, matrices, gate)
-    counts = {"own_tiles", "whole", "shared", "peers"} & set(launch.arguments)
+    counts = {"own_tiles", "whole", "own_shared", "shared", "peers"} & set(launch.arguments)
     loading.warm(launch, dict.fromkeys(counts, 0))
 
 
@@ -171,6 +171,7 @@ def arguments_of(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]
     own_bulk = table.bulk and _has_descriptor(own)
     window_bulk = table.bulk and _has_descriptor(window)
     b_bulk = table.bulk and _has_descriptor(b_read)
+    whole = table.tiles - table.shared.tiles
     return {
         "own": Bulk(own, a_block) if own_bulk else own,
         "window": Bulk(window, a_block) if window_bulk else window,
@@ -184,8 +185,9 @@ def arguments_of(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]
         "stop": gate.stop,
         "status": gate.status,
         "value": gate.value,
-        "own_tiles": min(table.own_tiles, table.tiles - table.shared.tiles),
-        "whole": table.tiles - table.shared.tiles,
+        "own_tiles": min(table.own_tiles, whole),
+        "whole": whole,
+        "own_shared": max(0, table.own_tiles - whole) if table.own_tiles < table.tiles else 0,
         "shared": table.shared.tiles,
         "among": table.shared.among,
         "k": table.k,

@@ -90,7 +90,7 @@ def pushing_gemm(  # noqa: PLR0913
         stored = count_stored(places, tile, whole, stored, counters, signals, ON_GPU)
     share_tiles(
         own, b, bias, c, partial, places, scratch, shares, signals, counters, signals, stop, status,
-        0, shared, among, whole, k, own_stride, b_deep_stride, b_col_stride, has_bias, c_stride,
+        0, shared, 0, among, whole, k, own_stride, b_deep_stride, b_col_stride, has_bias, c_stride,
         partial_stride, timeout_ns,
         ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, BEGUN, COL_STEP, False, ON_GPU,
     )  # fmt: skip

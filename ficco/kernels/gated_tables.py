@@ -18,7 +18,7 @@ from ficco.errors import InputError
 from ficco.kernels.arrays import Arrays, address, dtype_name, has_bulk_loads, item_bytes, library_of
 from ficco.kernels.window_release import ReleaseTable
 from ficco.tables import Arrived, GatedPart
-from ficco.tiling import Shares, Tile, choose_tile, count_tiles, shared_tiles
+from ficco.tiling import UNSHARED, Shares, Tile, choose_tile, count_tiles, shared_tiles
 
 __all__ = ["Shared", "Signalling", "Table", "prepare"]
 
@@ -146,17 +146,15 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
     _check_kind(order, bool(window), further)
     if release is not None and (further or not order):
         raise InputError("only a launch whose parts wait for the window can release it")
-    # Split tiles have one source and are not summed.
     split = split and not any(part.terms for part in order)
-    apart = None if not split else len(own) if window else 0
     rows, cols = [part.rows for part in order], [_cols(part, n) for part in order]
     aligned = k * item % _ALIGN == 0
     if tile is None:
         pushed = [part.signal >= 0 for part in order]
-        tile = choose_tile(rows, cols, item, processors, aligned, pushed, k, apart)
+        tile = choose_tile(rows, cols, item, processors, aligned, pushed, k, split)
     firsts = [0, *accumulate(count_tiles(rows, cols, tile))]
     tiles, at_once = firsts[-1], max(processors - leaves, 1) * tile.per_sm
-    shares = shared_tiles(tiles, 0 if apart is None else tiles - firsts[apart], at_once, tile, k)
+    shares = shared_tiles(tiles, at_once, tile, k) if split else UNSHARED
     return Table(
         parts=tuple(order),
         n=n,

@@ -7,8 +7,9 @@ A tile belongs to one part; tiles of own parts come first. Programs of a launch 
 There is one loop per source, so that the source is a compile-time constant of the loop over k. Each
 loop is merged with its loop over k: the loads of the next tile are in flight while this tile is
 multiplied and stored. So the wait for a tile's word comes before its first loads, which is before
-the last steps of the previous tile. The last tiles may be split; see `split_k`. The last program to
-end may release the window; see `window_release_kernel`.
+the last steps of the previous tile. The last tiles may be split; see `split_k`. In a launch of few
+tiles these are all tiles, also those of own parts. The last program to end may release the window;
+see `window_release_kernel`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def gated_gemm(  # noqa: PLR0913
     value: tl.int32,
     own_tiles: tl.int32,
     whole: tl.int32,
+    own_shared: tl.int32,
     shared: tl.int32,
     among: tl.int32,
     k: tl.int32,
@@ -79,8 +81,8 @@ def gated_gemm(  # noqa: PLR0913
     words, stop, status: pointers to int32; value: the value that words are waited for to have;
     timeout_ns: time limit of a program's wait.
     own_tiles, whole: number of tiles that are not split, of own parts and of all; k: depth.
-    scratch, shares, shared, among: for split tiles, see `split_k`. They are tiles of the window, or
-    of own parts if there are no window tiles (window is then own).
+    scratch, shares, shared, among: for split tiles, see `split_k`. The first `own_shared` of them
+    are tiles of own parts, the others of the window (which is own if there are no window tiles).
     COL_STEP: divisor of the first columns of tiles and of the end columns of parts.
     cleared, clear_count, homes, copy, ended, raised, peers: for the release of the window, see
     `window_release_kernel`; without peers there is no release, and the others are not read. WORLD:
@@ -124,9 +126,15 @@ def gated_gemm(  # noqa: PLR0913
             ROWS, COLS, COL_STEP, False,
         )  # fmt: skip
     share_tiles(
-        window, b, bias, c, c, places, scratch, shares, words, words, words, stop, status, value,
-        shared, among, whole, k, window_stride, b_deep_stride, b_col_stride, has_bias, c_stride,
+        own, b, bias, c, c, places, scratch, shares, words, words, words, stop, status, value,
+        own_shared, 0, among, whole, k, own_stride, b_deep_stride, b_col_stride, has_bias, c_stride,
         c_stride, timeout_ns,
+        ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, False, COL_STEP, True, ON_GPU,
+    )  # fmt: skip
+    share_tiles(
+        window, b, bias, c, c, places, scratch, shares, words, words, words, stop, status, value,
+        shared, own_shared, among, whole, k, window_stride, b_deep_stride, b_col_stride, has_bias,
+        c_stride, c_stride, timeout_ns,
         ROWS, COLS, DEEP, WINDOW_BULK, B_BULK, B_TURNED, False, COL_STEP, True, ON_GPU,
     )  # fmt: skip
     give_window_back(words, cleared, clear_count, homes, copy, ended, raised, peers, WORLD, ON_GPU)

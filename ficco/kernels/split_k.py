@@ -117,6 +117,7 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     status,
     value,
     tiles,
+    before,
     among,
     whole,
     k,
@@ -144,6 +145,7 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     `pushing_gemm`, which raises them; and:
 
     tiles, among: number of split tiles, and programs per split tile; whole: the first split tile.
+    before: the first of the split tiles that are of this source; `tiles` counts these, too.
     scratch: float32 [programs, ROWS * COLS].
     shares: int32, one per split tile, all 0; they are 0 again when the launch ends.
     """
@@ -151,7 +153,7 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     number = program // among
     turn = program % among
     ends = turn == among - 1
-    if number < tiles:
+    if (number >= before) & (number < tiles):
         place = places + (whole + number) * PLACE_FIELDS
         share = shares + number
         part = tl.load(place + PART)

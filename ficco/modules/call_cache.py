@@ -2,7 +2,7 @@
 
 A call with tensors of the same shapes, strides, dtypes and device, and equal other arguments, is
 the same problem with the same matrix layouts. If native code launches all of the call, Python only
-passes the addresses: on a host that is slower than the GPU, Python is most of a call's cost.
+passes the tensors: on a host that is slower than the GPU, Python is most of a call's cost.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class CachedCall:
         # matrices.
         self._flat = flat and along_rows and not problem.flow.pools
         self._device: int = runtime.device.index
-        self._results = _results_of(shapes, TORCH_DTYPE[problem.dtype], flat)
+        if self._library is None:
+            self._results = _results_of(shapes, TORCH_DTYPE[problem.dtype], flat)
         # The prepared call, valid while its plan is bound, and how often the call may still try to
         # prepare itself. A prepared call that runs resets the count.
         self._prepared: Callable[[], PreparedCall | None] = _no_prepared_call
@@ -177,7 +178,8 @@ class CachedCall:
         matrices = ys if shaping is None else shaping.run(ys)
         arrays = self._matrices(tensors) | {f"y{i}": y for i, y in enumerate(matrices)}
         self._runtime.execute(self._problem, self._schedule, arrays)
-        if self._tries_left and (prepared is None or prepared.stale):
+        usable = prepared is not None and not prepared.stale and self._runtime.uses(prepared)
+        if self._tries_left and not usable:
             renewed = self._prepare(tensors, arrays)
             if renewed is not None:
                 self._prepared = weakref.ref(renewed)

@@ -55,8 +55,8 @@ def run(
     Args:
         problem: the problem.
         program: of this rank, for the target "library".
-        tensors: this rank's matrices by buffer name. "like" names no buffer: results take its dtype
-            and its device.
+        tensors: this rank's matrices by buffer name, on one device. "like" names no buffer: on CPUs
+            results take its dtype.
         group: the ProcessGroup.
     """
     first = next(iter(tensors.values()))

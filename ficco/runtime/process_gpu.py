@@ -224,6 +224,10 @@ class GpuProcessRuntime(ProcessRuntime):
                 call.prepared = [*valid[1 - _MAX_LAYOUTS :], prepared]
             return prepared
 
+    def uses(self, prepared: PreparedCall) -> bool:
+        """Return whether calls use the windows of a prepared call, and not later ones."""
+        return bool(self._places) and prepared.window is self._places[-1].window
+
     def run_prepared(
         self,
         prepared: PreparedCall,

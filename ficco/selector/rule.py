@@ -197,14 +197,12 @@ def _gathering(
         return step, _own_us(facts, machine, schedule), 0.0
     if more:  # one shard comes in pieces
         heights = [*heights[1:], *[rows / (more + 1)] * (more + 1)]
-    whole, last = _gated_us(facts, machine, [rows, *heights], own=1)
+    whole, last = _gated_us(facts, machine, [rows, *heights])
     whole *= costs.gemm_beside_copies
     return whole * peers / facts.world / steps, whole / facts.world, last
 
 
-def _gated_us(
-    facts: Facts, machine: Machine, heights: list[float], own: int = 0
-) -> tuple[float, float]:
+def _gated_us(facts: Facts, machine: Machine, heights: list[float]) -> tuple[float, float]:
     """Return the time of one launch that makes parts of the product, and of its last part alone.
 
     The launch takes its share of the whole GEMM, but at least the rounds of its tiles: few columns
@@ -215,7 +213,6 @@ def _gated_us(
         facts: of the problem.
         machine: the machine.
         heights: the rows of the parts.
-        own: number of parts, the first ones, that wait for nothing while others do.
     """
     share = machine.costs.gated_gemm * _work(facts, machine, facts.m) / facts.m
     whole, last = share * sum(heights), share * heights[-1]
@@ -223,7 +220,7 @@ def _gated_us(
     if times is None or not times.tiled or not facts.flops or machine.engine != "cuda":
         return whole, last
     rows = [max(1, round(height)) for height in heights]
-    work = work_of(rows, [facts.n] * len(rows), facts.item, times.units, facts.k, own)
+    work = work_of(rows, [facts.n] * len(rows), facts.item, times.units, facts.k)
     return (
         max(whole, times.busy_us(work.whole, facts.k)),
         max(last, times.busy_us(work.last, facts.k)),

@@ -133,9 +133,8 @@ class Calls:
         for cols in set(widths):
             places = [place for place, width in enumerate(widths) if width == cols]
             rows = [work.parts[place].rows for place in places]
-            own = sum(work.parts[place].word < 0 for place in places)
-            waits = own < len(places)
-            whole, last = self._gated_ns(rows, cols, work.k, own if waits else 0)
+            waits = any(work.parts[place].word >= 0 for place in places)
+            whole, last = self._gated_ns(rows, cols, work.k)
             shares = [whole * height / max(sum(rows), 1) for height in rows]
             if waits and shares[-1] < last:
                 others = (whole - last) / (whole - shares[-1])
@@ -144,10 +143,10 @@ class Calls:
                 times[place] = share
         return times
 
-    def _gated_ns(self, heights: list[int], n: int, k: int, own: int) -> tuple[float, float]:
+    def _gated_ns(self, heights: list[int], n: int, k: int) -> tuple[float, float]:
         """Return the duration of a launch over parts of these rows, and of its last part alone.
 
-        These are at least the rounds of their tiles. The first `own` parts wait for nothing.
+        These are at least the rounds of their tiles.
         """
         machine, times = self.machine, self.machine.gemm_times(self.dtype)
         rows = sum(heights)
@@ -156,7 +155,7 @@ class Calls:
         if times is None or not times.tiled or machine.engine != "cuda" or not (n and k and rows):
             return whole, last
         item = ELEMENT_BYTES[self.dtype]
-        work = work_of(heights, [n] * len(heights), item, times.units, k, own)
+        work = work_of(heights, [n] * len(heights), item, times.units, k)
         return (
             max(whole, 1e3 * times.busy_us(work.whole, k)),
             max(last, 1e3 * times.busy_us(work.last, k)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import torch
@@ -11,8 +12,12 @@ from torch_on_double import Rank, Shortly
 from values_worker import close, draw
 
 import ficco
+from ficco.modules import call_cache
 
-__all__ = ["product_before_launch", "product_without_launch"]
+__all__ = [
+    "interrupted_behind_a_launch", "product_before_launch", "product_that_fails",
+    "product_without_launch",
+]  # fmt: skip
 
 _HELD_S = 10.0  # longer than the check takes
 
@@ -103,3 +108,84 @@ def product_without_launch(here: Rank, world: int) -> None:
         y = call(torch.ones(70, 4))
     here.calls.synchronize(here.stream)
     close(y, want, "on another stream")
+
+
+def product_that_fails(here: Rank, world: int) -> None:
+    """An error or an interrupt in a product of a repeated call fails the group at once."""
+
+    def call() -> torch.Tensor:
+        return ficco.matmul_all_reduce(
+            torch.ones(70, 4), torch.ones(4, 6), schedule="one_shot_pull"
+        )
+
+    ficco.prepare(machine="cuda", timeout_s=60.0)
+    want = torch.full((70, 6), 4.0 * world).double()
+    for error in (ValueError("no product"), KeyboardInterrupt()):
+        for turn in range(4):
+            close(call(), want, f"turn {turn}")
+        with Shortly() as shortly:
+            close(call(), want, "a repeated call")
+        assert shortly.made == 1
+        if here.rank == 1:
+            multiply = here.compute.gemm
+
+            def fail(*_: Any, error: BaseException = error, multiply: Any = multiply) -> None:
+                here.compute.gemm = multiply
+                raise error
+
+            here.compute.gemm = fail
+        here.waits, begin = False, time.monotonic()
+        try:
+            call()
+            ficco.synchronize()
+            raise AssertionError("nobody was told")
+        except ficco.EngineError as found:
+            assert here.rank != 1 or "no product" in str(found), found
+            assert here.rank == 1 or "rank 1" in str(found), found
+        except KeyboardInterrupt:
+            assert here.rank == 1 and isinstance(error, KeyboardInterrupt)
+        assert time.monotonic() - begin < 20.0
+        ficco.reset()
+        here.waits = True
+    close(call(), want, "after resets")
+
+
+def interrupted_behind_a_launch(here: Rank, world: int) -> None:
+    """A signal that comes during a repeated call, and raises behind its launch, fails the group.
+
+    Else this rank would not count the call, and use the window copy that its peers have left.
+    """
+
+    def call() -> torch.Tensor:
+        return ficco.all_gather_matmul(torch.ones(6, 4), torch.ones(4, 6), schedule="gated_1d")
+
+    ficco.prepare(machine="cuda", timeout_s=60.0)
+    want = torch.full((6 * world, 6), 4.0).double()
+    for turn in range(6):
+        close(call(), want, f"turn {turn}")
+    if here.rank == 1:
+        cached = list(call_cache.calls.values())[-1]
+        prepared = cached._prepared()
+        assert prepared is not None
+        enqueue = prepared.run
+
+        def interrupted(*given: Any) -> Any:
+            enqueue(*given)
+            raise KeyboardInterrupt
+
+        prepared.run = interrupted
+        try:
+            call()
+            raise AssertionError("the interrupt was lost")
+        except KeyboardInterrupt:
+            pass
+    else:
+        call()
+    dist.barrier()
+    try:
+        ficco.synchronize()
+        raise AssertionError("nobody was told")
+    except ficco.EngineError as found:
+        assert "rank 1" in str(found), found
+    ficco.reset()
+    close(call(), want, "after a reset")

@@ -370,8 +370,10 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     return here
 
 
-def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
+def _empty(*facts: Any) -> Tensor:
+    """Allocate as `empty_on_gpu` does, with the same checks of its arguments."""
+    y: Tensor = torch._C._dynamo.guards._empty_strided_cpu(*facts)  # type: ignore[attr-defined]
+    return y
 
 
 def _nothing(device: Any) -> AbstractContextManager[None]:

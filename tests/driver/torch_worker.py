@@ -27,7 +27,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
 import gradient_worker  # noqa: E402
 import values_worker  # noqa: E402
-from leading_products import product_before_launch, product_without_launch  # noqa: E402
+from leading_products import (  # noqa: E402
+    interrupted_behind_a_launch,
+    product_before_launch,
+    product_that_fails,
+    product_without_launch,
+)
 from loaded_for_captures import (  # noqa: E402
     made_ready,
     nothing_to_multiply,
@@ -457,9 +462,9 @@ def without_signals(here: Rank, world: int) -> None:
 
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, room_is_used,
-    product_without_launch, plain_made_ready, nothing_to_multiply, diverging, failures,
-    refused_by_driver, one_sided, slow_to_load, at_random, left_open, without_signals,
-    lying_otherwise,
+    product_that_fails, product_without_launch, plain_made_ready, nothing_to_multiply, diverging,
+    interrupted_behind_a_launch, failures, refused_by_driver, one_sided, slow_to_load, at_random,
+    left_open, without_signals, lying_otherwise,
 )  # fmt: skip
 
 

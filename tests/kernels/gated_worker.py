@@ -266,6 +266,7 @@ def shared() -> None:
                     case.hold(f"{k=} {n=} {rows=} {dtype} {pad} {bias=} {case.table.shared}")
                 assert not case.table.shared.counts.any() and not case.status.item()
     assert {1, 2} <= found, found
+    of_two_sources()
 
     case = Case([GatedPart("own", 0, 0, 17)], 30, 256, torch.float32)  # own ones alone
     launch = gated.launch_of(*case.arguments())
@@ -282,6 +283,29 @@ def shared() -> None:
     gated_matmul(*case.arguments())
     assert case.table.shared.tiles and case.status.item() == 3
     case.hold("a shared tile that did not come", want)
+
+
+def of_two_sources() -> None:
+    """Launches of so few tiles that own ones and those of the window are split."""
+    for dtype, pad in product(DTYPES, (*ALIGNED, ODD_PITCH, ODD_BASE)):
+        parts = [GatedPart("own", 3, 9, 5), GatedPart("window", 140, 0, 9, 2)]
+        for late in (False, True):
+            case = Case(parts, 10, 256, dtype, pad, bias=True)
+            values = gated.launch_of(*case.arguments()).arguments
+            assert (values["own_shared"], values["shared"], values["whole"]) == (1, 2, 0)
+            want = case.wanted()
+            if late:
+                case.stop[0] = 1  # the window's part never comes
+                want[:9] = torch.nan
+            else:
+                case.arrive(parts[1])
+                want = case.wanted()
+            for _ in range(2):
+                case.whole.fill_(torch.nan)
+                gated_matmul(*case.arguments())
+                case.hold(f"{dtype} {pad} {late=}", want)
+            assert not case.table.shared.counts.any()
+            assert case.status.item() == 2 * late
 
 
 @contextmanager
@@ -432,7 +456,8 @@ def assembly() -> None:
         for load in behind:
             last = [max(at for at in each if at < load) for each in (acquired, met, fenced)]
             assert last == sorted(last), "bulk loads of a part before its fence"
-        assert merged(compiled(case, 90, "ttgir")) == [True, True, False], "a loop within a loop"
+        loops = merged(compiled(case, 90, "ttgir"))
+        assert loops == [True, True, False, False], "a loop within a loop"
         bulk = places(r"cp\.async\.bulk", text)
         assert len(bulk) == len(loads), "bulk stores are not ordered before what follows"
         assert bias or places(r"st\.global\.v4", text)  # the bias is no row whose elements adjoin
@@ -445,7 +470,8 @@ def assembly() -> None:
     text = compiled(case, 90)
     ended, raised = places(r"atom\.(\w+\.)*acq_rel", text), places(r"st\.release\.sys", text)
     assert max(places(BULK_LOAD, text)) < ended[-1] < max(places(r"st\.global", text)) < raised[-1]
-    assert merged(compiled(case, 90, "ttgir")) == [True, True, False], "a loop within a loop"
+    loops = merged(compiled(case, 90, "ttgir"))
+    assert loops == [True, True, False, False], "a loop within a loop"
 
     case = Case(PARTS, 512, 512, torch.bfloat16, tile=tile)
     case.own = matrix(80, 512, torch.bfloat16, ODD_PITCH)

@@ -81,12 +81,22 @@ def test_the_last_tiles_are_shared_where_half_of_the_programs_would_be_idle() ->
         (133, 8192, Shares(1, 4)), (264, 8192, UNSHARED), (331, 8192, UNSHARED),
         (320, 1024, UNSHARED), (0, 8192, UNSHARED),
     ):  # fmt: skip
-        assert shared_tiles(tiles, tiles, 132, tile, k) == found, (tiles, k)
-        assert shared_tiles(tiles, found.tiles - 1, 132, tile, k) == UNSHARED
+        assert shared_tiles(tiles, 132, tile, k) == found, (tiles, k)
     # Then tiles of the first kind take less time than smaller ones, which fill more of the round.
     assert choose_tile([1024] * 8, [768] * 8, 2, 132, k=8192) == tile
-    apart = choose_tile([1024] * 8, [768] * 8, 2, 132, k=8192, apart=None)
+    apart = choose_tile([1024] * 8, [768] * 8, 2, 132, k=8192, split=False)
     assert apart == choose_tile([1024] * 8, [768] * 8, 2, 132) != tile
+
+
+def test_tiles_of_own_rows_are_split_where_few_tiles_run() -> None:
+    """Else these would take as long as if no tile were split."""
+    parts = [GatedPart("own", 0, 0, 64), GatedPart("window", 0, 64, 64, word=3)]
+    table = prepare(parts, 320, 8192, "bfloat16", DescribedArrays(90, 132))
+    assert table.own_tiles and table.shared.tiles == table.tiles and table.shared.among == 4
+    assert table.programs == 4 * table.tiles
+    many = prepare([parts[0]._replace(rows=8192), parts[1]], 14336, 8192, "bfloat16",
+                   DescribedArrays(90, 132))  # fmt: skip
+    assert many.shared.tiles < many.tiles - many.own_tiles or not many.shared.tiles
 
 
 def test_programs_are_fewer_where_launches_leave_multiprocessors() -> None:

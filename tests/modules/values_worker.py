@@ -315,8 +315,10 @@ def reduced(rank: int, world: int) -> None:
     library_programs.empty_on_gpu = allocate
 
 
-def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
+def _empty(*facts: Any) -> torch.Tensor:
+    """Allocate as `empty_on_gpu` does, with the same checks of its arguments."""
+    y: torch.Tensor = torch._C._dynamo.guards._empty_strided_cpu(*facts)  # type: ignore[attr-defined]
+    return y
 
 
 def pairs_in_16_bits(rank: int, world: int) -> None:

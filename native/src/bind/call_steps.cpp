@@ -122,7 +122,7 @@ nb::object CallSteps::call_without(const Step& step, const Values& values) const
         nb::object made = call(step, values);
         assign(before);
         return made;
-    } catch (const nb::python_error&) {
+    } catch (...) {
         assign(before);
         throw;
     }

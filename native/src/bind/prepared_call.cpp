@@ -69,7 +69,7 @@ class PreparedCall {
 
     // The library's products by window copy, and whether one is stored in a result.
     struct Leader {
-        nb::object keep;
+        nb::tuple keep;
         const CallSteps* steps[2];
         bool stores_results;
     };
@@ -93,7 +93,7 @@ class PreparedCall {
             throw std::invalid_argument("a workspace has no slot");
         }
         if (leader.is_none()) return;
-        const nb::object steps = leader[0];
+        const nb::tuple steps = nb::borrow<nb::tuple>(nb::object(leader[0]));
         leader_ = {steps,
                    {&nb::cast<const CallSteps&>(nb::object(steps[0])),
                     &nb::cast<const CallSteps&>(nb::object(steps[1]))},
@@ -120,11 +120,13 @@ class PreparedCall {
         if (late) made = allocated(results, false, matrices);
         set_lengths(lengths);
         place(matrices);
+        begun_ = true;  // until the caller has the results: a signal may raise an exception first
         const nb::list workspaces = place_workspaces(matrices.size());
-        begun_ = true;
-        if (!launch(copy, stream_at(stream), products.follows())) return nb::none();
+        if (!launch(copy, stream_at(stream), products.follows())) {
+            begun_ = false;
+            return nb::none();
+        }
         products.launched();
-        begun_ = false;
         return made;
     }
 
@@ -144,6 +146,10 @@ class PreparedCall {
 
     void enqueue(int copy, const CallSteps::Values& matrices) const {
         const CallSteps& steps = *leader_->steps[copy & 1];
+        if (matrices.size() > steps.inputs()) {
+            throw std::invalid_argument(std::to_string(matrices.size()) + " matrices, not " +
+                                        std::to_string(steps.inputs()));
+        }
         CallSteps::Values values = matrices;
         values.resize(steps.inputs(), nb::none());  // results that are not allocated yet
         steps.make(values);
