@@ -131,9 +131,11 @@ def parts_of(call: Callable[[int], Any], clock: Clock, made: Any) -> dict[str, A
         found["around"].append(public - inside[0])
         found["public_with_clocks"].append(public)
 
-    bound._native, bound.run = watched, timed_part(run)
+    bound.run = timed_part(run)
     for prepared in made.prepared:
         prepared.run = timed_part(watched.timed("run_prepared", prepared.run))
+    if not made.prepared:  # prepared calls make no others, and need the program itself
+        bound._native = watched
     if launches is not None:
         launches._program = watched  # it calls `fits` of the program
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +17,8 @@ import ficco
 from ficco.modules import call_cache
 
 __all__ = [
-    "interrupted_behind_a_launch", "product_before_launch", "product_that_fails",
-    "product_without_launch",
+    "from_another_device", "interrupted_behind_a_launch", "product_before_launch",
+    "product_that_fails", "product_without_launch",
 ]  # fmt: skip
 
 _HELD_S = 10.0  # longer than the check takes
@@ -189,3 +191,36 @@ def interrupted_behind_a_launch(here: Rank, world: int) -> None:
         assert "rank 1" in str(found), found
     ficco.reset()
     close(call(), want, "after a reset")
+
+
+def from_another_device(here: Rank, world: int) -> None:
+    """Repeated calls allocate and launch on the device of their tensors, whichever is current."""
+    devices = [here.rank]
+
+    @contextmanager
+    def device(wanted: int) -> Iterator[None]:
+        devices.append(wanted)
+        yield
+        devices.pop()
+
+    def allocate(*facts: Any) -> torch.Tensor:
+        assert devices[-1] == here.rank, "a result on another device"
+        return plain(*facts)
+
+    plain, here.allocate = here.allocate, allocate
+    torch.cuda.device = device  # type: ignore[assignment, misc]
+    call_cache.current_device = lambda: devices[-1]
+    ficco.prepare(machine="cuda", timeout_s=60.0)
+    want = torch.full((70, 6), 4.0 * world).double()
+    for schedule in ("serial", "one_shot_pull"):
+        for turn in range(8):
+            here_is_current = turn < 6
+            if not here_is_current:
+                devices.append(here.rank + 1)
+            with Shortly() as shortly:
+                y = ficco.matmul_all_reduce(torch.ones(70, 4), torch.ones(4, 6), schedule=schedule)
+            assert shortly.made or turn < 6 or schedule == "serial"
+            if not here_is_current:
+                assert devices.pop() == here.rank + 1, "another device is current behind a call"
+            close(y, want, f"{schedule} turn {turn}")
+        assert devices == [here.rank]

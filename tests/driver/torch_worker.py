@@ -28,6 +28,7 @@ sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on th
 import gradient_worker  # noqa: E402
 import values_worker  # noqa: E402
 from leading_products import (  # noqa: E402
+    from_another_device,
     interrupted_behind_a_launch,
     product_before_launch,
     product_that_fails,
@@ -463,8 +464,8 @@ def without_signals(here: Rank, world: int) -> None:
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, room_is_used,
     product_that_fails, product_without_launch, plain_made_ready, nothing_to_multiply, diverging,
-    interrupted_behind_a_launch, failures, refused_by_driver, one_sided, slow_to_load, at_random,
-    left_open, without_signals, lying_otherwise,
+    from_another_device, interrupted_behind_a_launch, failures, refused_by_driver, one_sided,
+    slow_to_load, at_random, left_open, without_signals, lying_otherwise,
 )  # fmt: skip
 
 
