@@ -10,6 +10,7 @@ are computed. Or rows that peers have pushed may be added to a part before round
 table are of one kind, and each kind has its own kernel.
 
 If a word does not arrive, its part becomes NaN, a status word reports it, and the launch ends.
+Tiles of other parts that several programs make together may become NaN then, too.
 
     table = prepare(parts, n, k, dtype, device)      # once per plan
     warm(table, matrices, gate)                      # before any stream waits or is captured

@@ -144,8 +144,8 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     The arguments are those of the kernels: of `gated_gemm`, which AWAITS words, or of
     `pushing_gemm`, which raises them; and:
 
-    tiles, among: number of split tiles, and programs per split tile; whole: the first split tile.
-    before: the first of the split tiles that are of this source; `tiles` counts these, too.
+    before, tiles: the first of the split tiles that are of this source, and the end of these.
+    among: programs per split tile; whole: the number of the first split tile among all tiles.
     scratch: float32 [programs, ROWS * COLS].
     shares: int32, one per split tile, all 0; they are 0 again when the launch ends.
     """

@@ -78,18 +78,22 @@ def _gated_cases(
     return found
 
 
-def split_tiles(problem: Problem, schedule: Schedule, rank: int, processors: int) -> list[int]:
-    """Return how many tiles each gated launch of a rank splits among programs."""
+def split_tiles(
+    problem: Problem, schedule: Schedule, rank: int, processors: int
+) -> list[tuple[int, int]]:
+    """Return how many tiles each gated launch of a rank splits: of own rows, and of all."""
     plan = lower_rank(problem, schedule.resolve(problem.world, CUDA), rank)
     launches = gated_launches(plan, DescribedKernels(90, processors), ways=(True,))
-    return [launch.arguments.get("shared", 0) for launch in launches]
+    given = [launch.arguments for launch in launches]
+    return [(each.get("own_shared", 0), each.get("shared", 0)) for each in given]
 
 
 def shared_tiles(me: Rank, calls: int) -> None:
     """Launches whose last tiles are shared among programs, on 132 multiprocessors."""
     own = random.Random(3000 + me.rank)
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    for problem, schedule in shared_cases(me.world):
+    cases = shared_cases(me.world)
+    for number, (problem, schedule) in enumerate(cases):
         op, name = problem.op, schedule.name
         sets = [_drawn(me, problem, seed) for seed in range(2)]
         wanted = []
@@ -99,7 +103,9 @@ def shared_tiles(me: Rank, calls: int) -> None:
             assert_close(y, exact, f"{op} {name}")
             wanted.append(y)
         split = split_tiles(problem, schedule, me.rank, processors)
-        assert any(split) or name != "gated_1d", f"{op} {name}: no tile is split"
+        assert any(all_ for _, all_ in split) or name != "gated_1d", f"{op} {name}: none is split"
+        last = number == len(cases) - 1
+        assert not last or any(own for own, _ in split), "no tile of own rows is split"
         wrong = torch.zeros((), dtype=torch.int64, device="cuda")
         for call in range(calls):
             if own.random() < 0.1:

@@ -26,11 +26,16 @@ def run_worker(subject: str, folder: Path, interpret: str, worker: str = "gated"
 @pytest.mark.parametrize(
     "subject",
     [
-        "products", "giving_up", "late", "refusals", "warming", "shared", "ends_first", "release",
+        "products", "giving_up", "late", "refusals", "warming", "release",
     ],
 )  # fmt: skip
 def test_it_is_right(subject: str, tmp_path: Path, torch: object) -> None:
     run_worker(subject, tmp_path, "1")
+
+
+@pytest.mark.parametrize("subject", ["shared", "of_two_sources", "ends_first"])
+def test_split_tiles_are_right(subject: str, tmp_path: Path, torch: object) -> None:
+    run_worker(subject, tmp_path, "1", "split")
 
 
 @pytest.mark.parametrize(
@@ -94,9 +99,9 @@ def test_tiles_of_own_rows_are_split_where_few_tiles_run() -> None:
     table = prepare(parts, 320, 8192, "bfloat16", DescribedArrays(90, 132))
     assert table.own_tiles and table.shared.tiles == table.tiles and table.shared.among == 4
     assert table.programs == 4 * table.tiles
-    many = prepare([parts[0]._replace(rows=8192), parts[1]], 14336, 8192, "bfloat16",
-                   DescribedArrays(90, 132))  # fmt: skip
-    assert many.shared.tiles < many.tiles - many.own_tiles or not many.shared.tiles
+    parts = [parts[0]._replace(rows=1920), parts[1]]  # 150 tiles and 10, of which 132 run first
+    many = prepare(parts, 2560, 8192, "bfloat16", DescribedArrays(90, 132), tile=TILES[2][0])
+    assert (many.own_tiles, many.tiles, many.shared.tiles) == (150, 160, 28)
 
 
 def test_programs_are_fewer_where_launches_leave_multiprocessors() -> None:
