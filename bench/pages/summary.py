@@ -26,7 +26,8 @@ CAUSES = (
     "costs the host more than a call by hand: it finds the choice for its arguments, and its "
     "result is new memory. The fastest calls by hand write into preallocated memory.",
     "- *Gated GEMMs with a large k and few columns.* They have fewer tiles than the GPU has "
-    "multiprocessors, and cuBLAS splits k there (split-k).",
+    "multiprocessors. cuBLAS splits k there among more programs than ficco, which takes up to "
+    "four.",
     "",
     "To avoid the second cause, capture the calls in a CUDA graph. For the other causes, compare "
     "with `ficco.explain(model, measure=True)`, and name a schedule or leave the layer to PyTorch.",
