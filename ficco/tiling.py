@@ -92,7 +92,8 @@ class Shares(NamedTuple):
 UNSHARED = Shares(0, 1)
 
 # The cost of a split, as the depth that is multiplied in that time (H100, 2026-11-27, 18 shapes of
-# few tiles), and the most programs per tile, as one of them sums all slices: 8 are as fast.
+# few tiles), and the most programs per tile, as one of them sums all slices. 8 were faster for a k
+# above 18,000 only, and slower for smaller ones.
 _SHARE_DEPTH = 1600
 _MOST_SHARES = 4
 # The time of a program that has a multiprocessor for itself, over that of two that share one, for

@@ -20,7 +20,7 @@ class Step(NamedTuple):
     """A call of one function. Values of the whole call have places: its inputs come first.
 
     Attributes:
-        function: what is called.
+        function: the function.
         arguments: places of its arguments.
         result: place in which the returned value is stored; -1: nowhere.
         out: place of the argument `out`; -1: there is none.

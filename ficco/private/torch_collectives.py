@@ -33,6 +33,7 @@ _OPTIONS = {
 }  # fmt: skip
 
 
+# A function, and what it takes behind its own arguments.
 Bound = tuple[Callable[..., Any], tuple[Any, ...]]
 
 

@@ -223,7 +223,7 @@ def _copy_as(tensor: Tensor, shape: Any) -> Tensor:
 
 
 def contiguous_strides(shape: Sizes) -> Sizes:
-    """Return the strides of a new tensor."""
+    """Return the strides of a new tensor of this shape."""
     return torch.empty(shape, device="meta").stride()
 
 

@@ -11,6 +11,7 @@ by the host.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -61,9 +62,7 @@ def run(
     """
     first = next(iter(tensors.values()))
     call = bind(problem, program, list(tensors), group, first.is_cuda)
-    if not first.is_cuda:
-        return call(list(tensors.values()))
-    with torch.cuda.device(first.device):
+    with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
         return call(list(tensors.values()))
 
 
@@ -100,7 +99,7 @@ class _Binding:
         # Elsewhere than on GPUs partial sums stay float32, and the result is rounded once.
         self.wide = not on_gpu and problem.flow.sums
         if self.wide:
-            self.places = {n: self._made(Tensor.float, i) for n, i in self.places.items()}
+            self.places = {n: self._result_of(Tensor.float, i) for n, i in self.places.items()}
         self.made: set[str] = set(names)  # buffers that have a tensor when an entry runs
         self.places |= {name: self._value() for name in self.buffers if name not in names}
 
@@ -114,7 +113,7 @@ class _Binding:
         results = [self.places[b.name] for b in outputs]
         if self.wide:
             dtype = TORCH_DTYPE[self.problem.dtype]
-            results = [self._made(operator.methodcaller("to", dtype), y) for y in results]
+            results = [self._result_of(operator.methodcaller("to", dtype), y) for y in results]
         return CallSteps(len(self.names), self.more, self.steps, results).run
 
     def _add(self, entry: Entry) -> None:
@@ -147,9 +146,10 @@ class _Binding:
         return len(self.names) + len(self.more) - 1
 
     def _do(self, function: Callable[..., Any], *arguments: int, result: int = -1) -> None:
+        """Add a step; `arguments`, `result`: places."""
         self.steps.append(Step(function, arguments, result))
 
-    def _made(self, function: Callable[..., Any], *arguments: int) -> int:
+    def _result_of(self, function: Callable[..., Any], *arguments: int) -> int:
         """Add a step; return the place of its result."""
         place = self._value()
         self._do(function, *arguments, result=place)
@@ -184,7 +184,7 @@ class _Binding:
         if self._whole(region):
             return place
         part = slice(region.row0, region.row1), slice(region.col0, region.col1)
-        return self._made(operator.itemgetter(part), place)
+        return self._result_of(operator.itemgetter(part), place)
 
     def _new(self, rows: int, cols: int, result: int) -> None:
         """Add a step that allocates a matrix of the results' dtype and device."""
@@ -217,9 +217,9 @@ class _Binding:
     def _gemm(self, gemm: Gemm) -> None:
         a, b, c = self._view(gemm.a), self._view(gemm.b), self._place(gemm.c)
         if gemm.transpose_a:
-            a = self._made(Tensor.t, a)
+            a = self._result_of(Tensor.t, a)
         if gemm.transpose_b:
-            b = self._made(Tensor.t, b)
+            b = self._result_of(Tensor.t, b)
         self.made.add(gemm.c.buffer)
         if gemm.accumulate and not gemm.add:
             self._do(Tensor.addmm_, c, a, b)
@@ -260,7 +260,7 @@ class _Binding:
             self._do(gather, source, result=target)
             return
         self._new(sum(rows), self.problem.k, target)
-        own = self._made(Tensor.contiguous, source)
+        own = self._result_of(Tensor.contiguous, source)
         self._collective("all_gather", distributed.all_gather, target, own)
 
     def _all_reduce(self, entry: Exchange) -> None:
@@ -282,13 +282,11 @@ class _Binding:
             self._new(own, cols, target)
             self._collective("reduce_scatter", distributed.reduce_scatter, target, source)
         else:  # with zeros, so that all ranks get equally many
-            padded = self._made(functools.partial(_padded, rows), source)
+            padded = self._result_of(functools.partial(_padded, rows), source)
             most = self._value()
             self._new(max(rows), cols, most)
             self._collective("reduce_scatter", distributed.reduce_scatter, most, padded)
-            # No view for autograd.
-            rest = functools.partial(_first_rows, (own, cols))
-            self._do(rest, most, result=target)
+            self._do(functools.partial(_first_rows, (own, cols)), most, result=target)
 
     def _all_to_all(self, entry: Exchange) -> None:
         reads, writes = entry.reads, entry.writes
@@ -301,19 +299,19 @@ class _Binding:
             sizes = [[r.rows for r in writes], [r.rows for r in reads]]
             if self._is_even():
                 sizes = [[], []]
-            own = self._made(Tensor.contiguous, source)
+            own = self._result_of(Tensor.contiguous, source)
             self._collective("all_to_all", move, target, own, *map(self._value, sizes))
             return
         areas_in, areas_out = [r.area for r in writes], [r.area for r in reads]
-        own = self._made(operator.methodcaller("reshape", -1), source)
-        arrived = self._made(operator.methodcaller("new_empty", sum(areas_in)), own)
+        own = self._result_of(operator.methodcaller("reshape", -1), source)
+        arrived = self._result_of(operator.methodcaller("new_empty", sum(areas_in)), own)
         sizes = [areas_in, areas_out]
         self._collective("all_to_all", move, arrived, own, *map(self._value, sizes))
-        pieces = self._made(
+        pieces = self._result_of(
             functools.partial(torch.split, split_size_or_sections=areas_in), arrived
         )
         for number, region in enumerate(writes):
-            self._store(region, self._made(operator.itemgetter(number), pieces))
+            self._store(region, self._result_of(operator.itemgetter(number), pieces))
 
     def _is_even(self) -> bool:
         """Return whether all ranks send equally many rows to all: a fact that ranks share."""
@@ -326,7 +324,7 @@ class _Binding:
         """Return the place of the rows of these regions, one below the other."""
         if self._are_stacked(regions):
             return self.places[regions[0].buffer]
-        return self._made(_joined, *map(self._view, regions))
+        return self._result_of(_concatenated, *map(self._view, regions))
 
     def _store(self, region: Region, piece: int) -> None:
         """Add steps that store a piece that has arrived."""
@@ -336,7 +334,7 @@ class _Binding:
             self.made.add(region.buffer)
             return
         self._allocate(self.buffers[region.buffer])
-        self._do(Tensor.copy_, self._view(region), self._made(shaped, piece))
+        self._do(Tensor.copy_, self._view(region), self._result_of(shaped, piece))
 
     def _are_stacked(self, regions: Sequence[Region]) -> bool:
         """Return whether the regions are all rows of one buffer, in order."""
@@ -348,7 +346,7 @@ class _Binding:
         return row == buffer.rows
 
 
-def _joined(*parts: Tensor) -> Tensor:
+def _concatenated(*parts: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
@@ -356,6 +354,7 @@ def _pool(
     begin: int, end: int, mean: bool,
     into: Tensor, table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None = None,
 ) -> None:  # fmt: skip
+    """Store the sums of bags `begin` to `end` of a table."""
     factors = None if weights is None else weights[0]
     into.copy_(pooled_bags(table, indices[0], offsets[0], factors, mean)[begin:end])
 
@@ -369,5 +368,6 @@ def _padded(rows: list[int], whole: Tensor) -> Tensor:
 
 
 def _first_rows(shape: tuple[int, int], matrix: Tensor) -> Tensor:
+    """Return a matrix's first rows in its memory, and not as a view for autograd."""
     first: Tensor = unsafe_view(matrix[: shape[0]], shape)
     return first

@@ -255,6 +255,7 @@ class GpuProcessRuntime(ProcessRuntime):
         """
         with self._lock:
             places, call = self._places, prepared.call()
+            # As `uses`, without the host time of a call.
             if not places or prepared.window is not places[-1].window:
                 return None
             if call is None or self.traced:

@@ -3,7 +3,6 @@
 
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -114,8 +113,8 @@ nb::object CallSteps::call_without(const Step& step, const Values& values) const
     off.add(nb::handle(Py_False));
     for (std::size_t place = 1; place < before.size(); ++place) off.add(before[place]);
     const auto assign = [&](nb::handle setting) {
-        nb::steal(PyObject_Call(step.assign.ptr(), setting.ptr(), nullptr));
-        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+        const nb::object done = nb::steal(PyObject_Call(step.assign.ptr(), setting.ptr(), nullptr));
+        if (!done.is_valid()) throw nb::python_error();
     };
     assign(off.get());
     try {

@@ -69,7 +69,7 @@ class PreparedCall {
 
     // The library's products by window copy, and whether one is stored in a result.
     struct Leader {
-        nb::tuple keep;
+        nb::tuple keep;  // of the Python objects of `steps`
         const CallSteps* steps[2];
         bool stores_results;
     };
@@ -175,7 +175,7 @@ class PreparedCall {
         }
     }
 
-    // Allocates them. Stream order protects their memory once the call is enqueued.
+    // Allocates the workspaces. Stream order protects their memory once the call is enqueued.
     nb::list place_workspaces(std::size_t first) {
         nb::list kept;
         for (const nb::object& allocate : workspaces_) {
