@@ -1010,7 +1010,7 @@ class PreparedCall:
     ) -> None: ...
     @property
     def is_valid(self) -> bool:
-        """Whether the attribute has the value."""
+        """Whether the attribute `state` still has the value."""
 
     @property
     def begun(self) -> bool:

@@ -31,6 +31,8 @@ __all__ = ["Calls", "OnTensors", "Rank", "Shortly", "array_of", "dress"]
 
 Tensor = torch.Tensor
 _HERE = "cuda"
+# As `empty_on_gpu`, with the same checks of its arguments.
+_empty: Callable[..., Tensor] = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
 
 class Shortly:
@@ -368,12 +370,6 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     runtime._run, runtime.run_prepared = run_and_wait, run_prepared_and_wait
     CachedCall.run = run_known_tensors  # type: ignore[method-assign]
     return here
-
-
-def _empty(*facts: Any) -> Tensor:
-    """Allocate as `empty_on_gpu` does, with the same checks of its arguments."""
-    y: Tensor = torch._C._dynamo.guards._empty_strided_cpu(*facts)  # type: ignore[attr-defined]
-    return y
 
 
 def _nothing(device: Any) -> AbstractContextManager[None]:

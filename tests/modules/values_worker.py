@@ -301,7 +301,7 @@ def reduced(rank: int, world: int) -> None:
     whole = sum((x.double() @ w.double() for x, w in zip(xs, ws, strict=True)), torch.zeros(m, 4))
     whole += torch.cat([draw(r + 20, 1, 4).expand(rows[r], 4) for r in range(world)])
     first, allocate = offsets(rows), library_programs.empty_on_gpu
-    library_programs.empty_on_gpu = _empty
+    library_programs.empty_on_gpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
     for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         output = Output((4,) * world, bias=True)
         problem = Problem(op, world, tuple(rows), 5 * world, (output,), "float32", depths=depths)
@@ -313,12 +313,6 @@ def reduced(rank: int, world: int) -> None:
         mine = whole[first[rank] : first[rank + 1]] if op == "matmul_reduce_scatter" else whole
         close(found, mine, f"{op} of uneven rows")
     library_programs.empty_on_gpu = allocate
-
-
-def _empty(*facts: Any) -> torch.Tensor:
-    """Allocate as `empty_on_gpu` does, with the same checks of its arguments."""
-    y: torch.Tensor = torch._C._dynamo.guards._empty_strided_cpu(*facts)  # type: ignore[attr-defined]
-    return y
 
 
 def pairs_in_16_bits(rank: int, world: int) -> None:
