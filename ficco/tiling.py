@@ -233,9 +233,10 @@ def _made(
     counts = count_tiles(rows, cols, tile)
     at_once, last, round_cost = _rounds(tile, counts, processors, k, split)
     done = list(accumulate(counts))
-    ends = [-(-count // at_once) * round_cost for count in done]
-    if last.tiles:
-        ends[-1] = (done[-1] // at_once + 1 / last.among + _SHARE_DEPTH / k) * round_cost
+    whole = sum(counts) - last.tiles  # a number of full rounds, if tiles are split
+    split_end = whole / at_once + (1 / last.among + _SHARE_DEPTH / k if last.tiles else 0.0)
+    rounds = [-(-count // at_once) if count <= whole else split_end for count in done]
+    ends = [each * round_cost for each in rounds]
     reads = accumulate(width * tile.read for width in cols)
     return [math.hypot(end, read) for end, read in zip(ends, reads, strict=True)]
 

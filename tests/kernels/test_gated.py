@@ -130,7 +130,8 @@ def test_pushed_parts_are_made_early_where_pushes_take_longer() -> None:
             tile = choose_tile(parts, [n] * 8, element_bytes, 132, True, pushed, k)
             assert tile in tiles
         deep = choose_tile(parts, [n] * 8, element_bytes, 132, True, pushed, 10**7)
-        assert deep == choose_tile(parts, [n] * 8, element_bytes, 132), "pushes cost nothing then"
+        alone = choose_tile(parts, [n] * 8, element_bytes, 132, k=10**7)
+        assert deep == alone, "pushes cost nothing then"
 
     # One round of the first makes all; smaller ones have made the first part in a part of that.
     rows, cols = [128] * 8, [4096] * 8
