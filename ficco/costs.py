@@ -36,7 +36,8 @@ class Costs:
             signal by words; 0 if they signal by mailboxes.
         pull_us: time of an all-reduce whose sums read peers' products, beyond its GEMM, its launch
             and the reads, with one shot; 0: not known, so nothing is predicted for such schedules.
-        gated_gemm: duration of a gated GEMM over that of the library's, alone.
+        gated_gemm: duration of a gated GEMM over that of the library's, alone, at a depth of
+            `curves.GATED_DEPTH`.
         direct_gemm: the same for a launch that gathers by stores.
         peer_reads: duration of a kernel's reads of a peer's window, over that at the link's peak.
         gemm_beside_copies: slowdown of a GEMM while copies run on its device.

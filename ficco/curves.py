@@ -9,7 +9,7 @@ from statistics import median
 
 from ficco.errors import MachineError, shown
 
-__all__ = ["LEAST", "MOST", "Curve", "GemmTimes"]
+__all__ = ["GATED_DEPTH", "LEAST", "MOST", "Curve", "GemmTimes"]
 
 LEAST, MOST = 1e-6, 1e12  # of rates and times: GB/s, GFLOP/s, us
 
@@ -67,6 +67,10 @@ class Curve:
 # cuBLAS, bench/NOTES.md) times follow tiles of TILE_M x TILE_N. A partial last round costs a share
 # ROUNDED of a full one; each tile costs as much as TILE_K more columns of k; each call START_US.
 TILE_M, TILE_N, TILE_K, ROUNDED, START_US = 64, 128, 170, 0.12, 3.5
+# Of a gated launch, each tile costs as much as GATED_TILE_K more columns: less of its begin and end
+# is hidden. Fitted to gathers of many rows on 2 H100s, which 170 predicts 5% too short. Profiles
+# contain what gated GEMMs take longer than the library's at GATED_DEPTH columns.
+GATED_TILE_K, GATED_DEPTH = 340, 8192
 CORE_START_US = 1.0  # of a call on one core, before the library multiplies
 NEIGHBORS = 12
 _MAX_SORTED = 256  # kept orders of columns
@@ -157,8 +161,15 @@ class GemmTimes:
         return float((tiled**4 + memory**4) ** 0.25) + self._start_us
 
     def busy_us(self, elements: float, k: int) -> float:
-        """Return the time in which one multiprocessor makes a number of elements of a product."""
-        return 2.0 * elements * (k + TILE_K) * self.units * self._us_per_flop + self._start_us
+        """Return the time in which a gated launch makes elements of a product, on one processor."""
+        padded = elements * (k + GATED_TILE_K) * self.units
+        return 2.0 * padded * self._us_per_flop + self._start_us
+
+    @staticmethod
+    def gated_share(k: int) -> float:
+        """Return the time of a gated tile over the library's, relative to that at GATED_DEPTH."""
+        deep = (GATED_DEPTH + TILE_K) / (GATED_DEPTH + GATED_TILE_K)
+        return (k + GATED_TILE_K) / (k + TILE_K) * deep
 
     def _padded(self, m: float, n: float, k: float) -> float:
         """Return m.n.k, rounded up to tiles and partly to rounds of tiles if `tiled`."""

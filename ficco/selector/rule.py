@@ -35,9 +35,9 @@ __all__ = ["HOST_AMONG_OTHERS", "MARGIN", "estimate_us", "reasons"]
 # call, likely because the processor's caches are cold. On 1,320 measured calls on 2 and 4 H200s,
 # the error was least with this factor, of 1, 1.5 and 2 (bench/NOTES.md).
 HOST_AFTER_WAIT = 1.5
-# Host time of calls among others, over a profile's, the least of several loops: 1.6 to 1.9 on slow
-# hosts (bench/NOTES.md). This factor chose about as well there as 1.5, and better on a fast host.
-HOST_AMONG_OTHERS = 1.25
+# Host time of calls among others, over a profile's, the least of several loops. Of 1.25 to 2.5, this
+# factor chose best with the H100 profiles of 2026-11-27, on four reports (bench/NOTES.md).
+HOST_AMONG_OTHERS = 2.0
 MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
 
 
@@ -122,14 +122,19 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     arrivals = grain if fused or schedule.route == "all_peers" else grain * peers
     piece, own, last = _parts(facts, machine, schedule, (cut, steps, calls), more)
     block = m * facts.n / world * facts.item
-    late = max(steps * piece / arrivals * edge, last)
+    words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
+    told = 0.0  # from a piece to its push, on another stream: the signals delay pushes alone
+    if not (facts.gathers or schedule.compute == "gated" or machine.cores):
+        told, words = words + costs.raise_us, 0.0
+        piece -= costs.raise_us
+    late = max(steps * piece / arrivals * edge, last) + told
     made = steps * piece + own
     if facts.gathers:
         stage = machine.stream_us(2.0 * facts.piece_bytes) if cut == world else 0.0
         end = max(stage + made, send / arrivals + steps * piece, send + late)
         worked = stage + made + send
     else:
-        sent = max(late + send, steps * piece + send / arrivals)
+        sent = max(late + send, steps * piece + told + send / arrivals)
         last = machine.stream_us((world + 1) * block)  # add up, or move into the output
         worked = made + send + last
         if schedule.sums == "within":  # with the own tiles' product; the last comes after all
@@ -145,7 +150,6 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
             end = _passed_on(parts, schedule, peers) + 2 * costs.raise_us + costs.launch_us
             worked += send_on + moved
     end = _on_cores(end, worked, machine, world)
-    words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
     if not (facts.gathers and schedule.compute == "gated"):  # its launch handles the last signals
         words += _release_us(machine, peers)
     pushes = _pushes(facts, schedule) + more
@@ -221,9 +225,10 @@ def _gated_us(facts: Facts, machine: Machine, heights: list[float]) -> tuple[flo
         return whole, last
     rows = [max(1, round(height)) for height in heights]
     work = work_of(rows, [facts.n] * len(rows), facts.item, times.units, facts.k)
+    slower = times.gated_share(facts.k)
     return (
-        max(whole, times.busy_us(work.whole, facts.k)),
-        max(last, times.busy_us(work.last, facts.k)),
+        max(whole * slower, times.busy_us(work.whole, facts.k)),
+        max(last * slower, times.busy_us(work.last, facts.k)),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ficco.compute import GatedOperands
 from ficco.compute.torch_kernels import TorchKernels
+from ficco.curves import GATED_DEPTH
 from ficco.measuring.clock import captured
 from ficco.profiling.figures import slower
 from ficco.profiling.gpu.operands import Pool
@@ -18,7 +19,9 @@ from ficco.tables import GatedPart
 
 __all__ = ["measure"]
 
-_SHAPES: tuple[Shape, ...] = ((10240, 3584, 8192), (10240, 7168, 8192), (5120, 2560, 8192))
+_SHAPES: tuple[Shape, ...] = (
+    (10240, 3584, GATED_DEPTH), (10240, 7168, GATED_DEPTH), (5120, 2560, GATED_DEPTH),
+)  # fmt: skip
 _CALLS, _ROUNDS, _PATIENCE_S = 4, 5, 1.0
 
 
