@@ -25,7 +25,7 @@ from ficco.selector.book import Book, Point, environment_book, known
 from ficco.selector.candidates import are_few, candidates, plainness, serial
 from ficco.selector.facts import Facts, facts_of
 from ficco.selector.profiles import profile_for
-from ficco.selector.rule import HOST_AMONG_OTHERS, MARGIN, estimate_us, reasons
+from ficco.selector.rule import MARGIN, estimate_us, reasons
 from ficco.timeline import REGIMES
 
 __all__ = [
@@ -57,7 +57,7 @@ class Choice:
     Attributes:
         schedule: the chosen schedule, resolved.
         predicted_ms: predicted ms per call, or from a book the measured ms; None: no profile. The
-            rule predicts eager calls on GPUs for a host that is slower by HOST_AMONG_OTHERS.
+            rule predicts eager calls on GPUs for a host that does other work between them.
         by: one of METHODS.
         reasons: the reasons in words, the most important first.
         alternatives: other candidates with their ms, fastest first; from a book, only serial.
@@ -220,13 +220,12 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    schedules, factor = candidates(facts, machine, gates, alone), 1.0
-    if regime == "eager":  # one choice serves calls back to back, and calls that are waited for
-        factor = 1.0 if machine.engine == "host" else HOST_AMONG_OTHERS
-        waited = [estimate_us(facts, machine, point, "synchronized", factor) for point in schedules]
+    schedules, eager = candidates(facts, machine, gates, alone), regime == "eager"
+    if eager:  # one choice serves calls back to back, and calls that are waited for
+        waited = [estimate_us(facts, machine, point, "synchronized", True) for point in schedules]
         most = waited[0] * (1 + MARGIN)  # that of serial
         schedules = tuple(point for point, us in zip(schedules, waited, strict=True) if us <= most)
-    us = [estimate_us(facts, machine, point, regime, factor) for point in schedules]
+    us = [estimate_us(facts, machine, point, regime, eager) for point in schedules]
     return [(point, time / 1e3) for point, time in zip(schedules, us, strict=True)]
 
 

@@ -29,15 +29,16 @@ from ficco.schedule import Schedule
 from ficco.selector.facts import Facts
 from ficco.tiling import work_of
 
-__all__ = ["HOST_AMONG_OTHERS", "MARGIN", "estimate_us", "reasons"]
+__all__ = ["MARGIN", "estimate_us", "reasons"]
 
 # Host time of a call that begins behind a wait for the device, over that of one behind another
 # call, likely because the processor's caches are cold. On 1,320 measured calls on 2 and 4 H200s,
 # the error was least with this factor, of 1, 1.5 and 2 (bench/NOTES.md).
 HOST_AFTER_WAIT = 1.5
-# Host time of calls among others, over a profile's, the least of several loops. Of 1.25 to 2.5, this
-# factor chose best with the H100 profiles of 2026-11-27, on four reports (bench/NOTES.md).
-HOST_AMONG_OTHERS = 2.0
+# Host time of calls among others, over a profile's, the least of several loops. In five reports of
+# 2 H100s it was 1.6 to 2.3 for calls that native code or torch.distributed launches, and 0.8 to 1.6
+# for calls by copies, which make many driver calls one after another (bench/NOTES.md).
+_AMONG_OTHERS, _COPIES_AMONG_OTHERS = 2.0, 1.3
 MARGIN = 0.03  # the least gain over serial, or over a plainer schedule, for a schedule to be chosen
 
 
@@ -76,14 +77,17 @@ def _send_us(facts: Facts, machine: Machine, schedule: Schedule) -> float:
 
 
 def estimate_us(
-    facts: Facts, machine: Machine, schedule: Schedule, regime: str, host_factor: float = 1.0
+    facts: Facts, machine: Machine, schedule: Schedule, regime: str, among_others: bool = False
 ) -> float:
     """Return the expected time of a call, in us, in one of `ficco.timeline.REGIMES`.
 
-    host_factor: the host's time over that in the profile.
+    among_others: whether the host does other work between such calls. Loops of the host engine
+    were measured among others.
     """
     device, host = _device(facts, machine, schedule)
-    host *= host_factor
+    if among_others and machine.engine != "host":
+        copies = schedule.transport == "dma" and schedule.compute != "gated"
+        host *= _COPIES_AMONG_OTHERS if copies else _AMONG_OTHERS
     if regime == "captured":
         return device
     if regime == "eager":
@@ -107,7 +111,7 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
         return whole + bool(machine.cores) * (costs.launch_us + costs.call_us), costs.host_launch_us
     if schedule.transport == "collective":
         moved = machine.collective_us(facts.flow.collective, facts.sent_bytes, world)
-        return whole + moved, costs.host_serial_us
+        return costs.launch_us + whole + moved, costs.host_serial_us
     if schedule.transport == "sm":
         return _one_launch(facts, machine, schedule, whole)
     if schedule.sums == "along":

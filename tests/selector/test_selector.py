@@ -22,7 +22,7 @@ from ficco.schedule import Schedule
 from ficco.selector.candidates import points
 from ficco.selector.facts import facts_of
 from ficco.selector.profiles import profile_for
-from ficco.selector.rule import HOST_AFTER_WAIT, HOST_AMONG_OTHERS, MARGIN, estimate_us
+from ficco.selector.rule import HOST_AFTER_WAIT, MARGIN, estimate_us
 from ficco.timeline import REGIMES
 
 # 1000 GFLOP/s are 1e6 operations a us; 1 GB/s are 1e3 bytes a us.
@@ -297,12 +297,12 @@ class TestChoice:
 
         For eager choices the host takes longer than in the profile.
         """
-        machine = Machine.named("h200x2")
+        machine = Machine.named("h100x2")
         slower = 0
         for m, n, k in product((128, 1024, 8192), (1536, 8192, 16384), (1024, 4096, 16384)):
             problem = Problem.chunked(op, 2, m, n, k, "bfloat16")
             facts = facts_of(problem)
-            us = partial(estimate_us, facts, machine, host_factor=HOST_AMONG_OTHERS)
+            us = partial(estimate_us, facts, machine, among_others=True)
             chosen = selector.choose(problem, machine, "eager", by="rule").schedule
             every = points(op, 2, machine, facts_of(problem).sums)
             most = us(every[0], "synchronized") * (1 + MARGIN)
@@ -310,6 +310,38 @@ class TestChoice:
             _, fastest = min((us(each, "eager"), number) for number, each in enumerate(every))
             slower += us(every[fastest], "synchronized") > most
         assert slower or op != "all_gather_matmul"
+
+    def test_among_others_the_host_takes_longer_for_short_calls_than_for_copies(self) -> None:
+        machine = Machine.named("h100x2")
+        facts = facts_of(Problem.chunked("matmul_all_reduce", 2, 16, 1024, 1024, "bfloat16"))
+
+        def longer(name: str, machine: Machine) -> float:
+            schedule = Schedule.named(name).resolve(2, machine)
+            us = partial(estimate_us, facts, machine, schedule)
+            device = us("captured")
+            return (us("synchronized", True) - device) / (us("synchronized") - device)
+
+        for name in ("serial", "gated_1d", "one_shot_sm", "one_shot_pull"):
+            assert longer(name, machine) == pytest.approx(2.0)
+        for name in ("shard_p2p", "hetero_fused_1d", "uniform_fused_1d"):
+            assert longer(name, machine) == pytest.approx(1.3)
+        host = replace(machine, engine="host", cores=8)
+        assert longer("serial", host) == longer("shard_p2p", host) == 1.0
+
+    @pytest.mark.parametrize("name", ["shard_p2p", "hetero_fused_1d"])
+    def test_signals_of_scatters_by_copies_delay_no_products(self, name: str) -> None:
+        """Pushes wait for them, on a stream of their own: they count where pushes end last."""
+        machine = Machine.named("h100x2")
+        costs = machine.costs
+        slow = replace(costs, raise_us=10 * costs.raise_us, signal_us=2 * costs.signal_us)
+        schedule = replace(Schedule.named(name), grain=1).resolve(2, machine)
+        for n, k, counts in ((4096, 16384, False), (16384, 512, True)):
+            problem = Problem.chunked("matmul_reduce_scatter", 2, 8192, n, k, "bfloat16")
+            us = [
+                estimate_us(facts_of(problem), replace(machine, costs=each), schedule, "captured")
+                for each in (costs, slow)
+            ]
+            assert (us[1] > us[0]) == counts
 
     def test_json(self) -> None:
         document = selector.choose(gather(1024, 256, 512), MESH).to_json()
