@@ -81,8 +81,8 @@ def estimate_us(
 ) -> float:
     """Return the expected time of a call, in us, in one of `ficco.timeline.REGIMES`.
 
-    among_others: whether the host does other work between such calls. Loops of the host engine
-    were measured among others.
+    among_others: whether the host does other work between such calls. It does not matter for the
+    host engine, whose ranks do the work of the call themselves.
     """
     device, host = _device(facts, machine, schedule)
     if among_others and machine.engine != "host":

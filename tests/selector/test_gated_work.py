@@ -98,6 +98,23 @@ def test_the_tile_that_was_fastest_is_chosen(
     assert found[:2] == tile and found in TILES[ITEM]
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "tile"),
+    [
+        (437, 1152, 27904, (128, 256)),
+        (329, 1536, 13312, (128, 256)),
+        (1093, 512, 10496, (128, 256)),
+        (128, 2816, 25600, (64, 256)),
+    ],
+)
+def test_parts_that_end_among_split_tiles_need_no_whole_round(
+    rows: int, n: int, k: int, tile: tuple[int, int]
+) -> None:
+    """Scatters of 2 ranks, of which the first part is pushed; the fastest tiles on 2 H100s."""
+    found = choose_tile([rows] * 2, [n] * 2, ITEM, UNITS, True, (True, False), k)
+    assert found[:2] == tile
+
+
 def _schedule(name: str, world: int, machine: Machine) -> Schedule:
     """Return the schedule of a name in a report of regret.py."""
     _, name, grain, *more = name.split()
