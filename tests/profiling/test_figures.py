@@ -145,6 +145,10 @@ def test_costs_of_submission_are_found_in_the_calls_that_are_timed(torch: Any, w
     assert found == pytest.approx(costs, abs=1e-6)
     # a launch is never cheaper than it was seen to be
     assert submission_costs(tallies, us, 12.0, 11.0)["host_launch_us"] >= 12
+    # a kernel is never dearer than a whole call of one
+    dear = [each + 60 * (t.kernels - (not t.launches)) for each, t in zip(us, tallies, strict=True)]
+    found = submission_costs(tallies, dear, 5.0, 11.0)
+    assert found["host_kernel_us"] == 11.0 and found["host_launch_us"] >= 5.0
 
 
 @pytest.mark.parametrize("grain", [1, 4])
