@@ -5,8 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
-#include <type_traits>
 
 namespace ficco::hip {
 
@@ -81,131 +79,73 @@ struct IpcHandle {
     char reserved[64];
 };
 
-// The functions; they have the names by which the library exports them.
+// The functions: result, name, arguments. They have the names by which the library exports them.
+#define FICCO_HIP_FUNCTIONS(X)                                                               \
+    X(const char*, hipGetErrorName, (Status))                                                \
+    X(const char*, hipGetErrorString, (Status))                                              \
+    X(Status, hipGetLastError, ())                                                           \
+    X(Status, hipDriverGetVersion, (int*))                                                   \
+    X(Status, hipGetDeviceCount, (int*))                                                     \
+    X(Status, hipGetDevice, (int*))                                                          \
+    X(Status, hipSetDevice, (int))                                                           \
+    X(Status, hipGetDevicePropertiesR0600, (Properties*, int))                               \
+    X(Status, hipDeviceGetAttribute, (int*, int, int))                                       \
+    X(Status, hipDeviceCanAccessPeer, (int*, int, int))                                      \
+    X(Status, hipDeviceEnablePeerAccess, (int, unsigned))                                    \
+    X(Status, hipDeviceSynchronize, ())                                                      \
+    X(Status, hipDeviceGetStreamPriorityRange, (int*, int*))                                 \
+    X(Status, hipExtMallocWithFlags, (void**, std::size_t, unsigned))                        \
+    X(Status, hipFree, (void*))                                                              \
+    X(Status, hipHostMalloc, (void**, std::size_t, unsigned))                                \
+    X(Status, hipHostGetDevicePointer, (void**, void*, unsigned))                            \
+    X(Status, hipHostFree, (void*))                                                          \
+    X(Status, hipIpcGetMemHandle, (IpcHandle*, void*))                                       \
+    X(Status, hipIpcOpenMemHandle, (void**, IpcHandle, unsigned))                            \
+    X(Status, hipIpcCloseMemHandle, (void*))                                                 \
+    X(Status, hipMemsetAsync, (void*, int, std::size_t, Stream))                             \
+    X(Status, hipMemcpyAsync, (void*, const void*, std::size_t, int, Stream))                \
+    X(Status, hipStreamCreateWithPriority, (Stream*, unsigned, int))                         \
+    X(Status, hipStreamDestroy, (Stream))                                                    \
+    X(Status, hipStreamQuery, (Stream))                                                      \
+    X(Status, hipStreamWaitEvent, (Stream, Event, unsigned))                                 \
+    X(Status, hipEventCreateWithFlags, (Event*, unsigned))                                   \
+    X(Status, hipEventDestroy, (Event))                                                      \
+    X(Status, hipEventRecord, (Event, Stream))                                               \
+    X(Status, hipEventSynchronize, (Event))                                                  \
+    X(Status, hipEventElapsedTime, (float*, Event, Event))                                   \
+    X(Status, hipThreadExchangeStreamCaptureMode, (int*))                                    \
+    X(Status, hipStreamBeginCapture, (Stream, int))                                          \
+    X(Status, hipStreamEndCapture, (Stream, Graph*))                                         \
+    X(Status, hipStreamIsCapturing, (Stream, int*))                                          \
+    X(Status, hipStreamGetCaptureInfo_v2,                                                    \
+      (Stream, int*, unsigned long long*, Graph*, const Node**, std::size_t*))               \
+    X(Status, hipGraphGetNodes, (Graph, Node*, std::size_t*))                                \
+    X(Status, hipGraphNodeGetType, (Node, int*))                                             \
+    X(Status, hipGraphInstantiateWithFlags, (GraphExec*, Graph, unsigned long long))         \
+    X(Status, hipGraphLaunch, (GraphExec, Stream))                                           \
+    X(Status, hipGraphExecDestroy, (GraphExec))                                              \
+    X(Status, hipGraphDestroy, (Graph))                                                      \
+    X(Status, hipModuleLoadData, (Module*, const void*))                                     \
+    X(Status, hipModuleGetFunction, (Kernel*, Module, const char*))                          \
+    X(Status, hipModuleLaunchKernel,                                                         \
+      (Kernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
+       void**, void**))
+
 struct Table {
-    const char* (*hipGetErrorName)(Status);
-    const char* (*hipGetErrorString)(Status);
-    Status (*hipGetLastError)();
-    Status (*hipDriverGetVersion)(int*);
-    Status (*hipGetDeviceCount)(int*);
-    Status (*hipGetDevice)(int*);
-    Status (*hipSetDevice)(int);
-    Status (*hipGetDevicePropertiesR0600)(Properties*, int);
-    Status (*hipDeviceGetAttribute)(int*, int, int);
-    Status (*hipDeviceCanAccessPeer)(int*, int, int);
-    Status (*hipDeviceEnablePeerAccess)(int, unsigned);
-    Status (*hipDeviceSynchronize)();
-    Status (*hipDeviceGetStreamPriorityRange)(int*, int*);
-    Status (*hipExtMallocWithFlags)(void**, std::size_t, unsigned);
-    Status (*hipFree)(void*);
-    Status (*hipHostMalloc)(void**, std::size_t, unsigned);
-    Status (*hipHostGetDevicePointer)(void**, void*, unsigned);
-    Status (*hipHostFree)(void*);
-    Status (*hipIpcGetMemHandle)(IpcHandle*, void*);
-    Status (*hipIpcOpenMemHandle)(void**, IpcHandle, unsigned);
-    Status (*hipIpcCloseMemHandle)(void*);
-    Status (*hipMemsetAsync)(void*, int, std::size_t, Stream);
-    Status (*hipMemcpyAsync)(void*, const void*, std::size_t, int, Stream);
-    Status (*hipStreamCreateWithPriority)(Stream*, unsigned, int);
-    Status (*hipStreamDestroy)(Stream);
-    Status (*hipStreamQuery)(Stream);
-    Status (*hipStreamWaitEvent)(Stream, Event, unsigned);
-    Status (*hipEventCreateWithFlags)(Event*, unsigned);
-    Status (*hipEventDestroy)(Event);
-    Status (*hipEventRecord)(Event, Stream);
-    Status (*hipEventSynchronize)(Event);
-    Status (*hipEventElapsedTime)(float*, Event, Event);
-    Status (*hipThreadExchangeStreamCaptureMode)(int*);
-    Status (*hipStreamBeginCapture)(Stream, int);
-    Status (*hipStreamEndCapture)(Stream, Graph*);
-    Status (*hipStreamIsCapturing)(Stream, int*);
-    Status (*hipStreamGetCaptureInfo_v2)(Stream, int*, unsigned long long*, Graph*, const Node**,
-                                         std::size_t*);
-    Status (*hipGraphGetNodes)(Graph, Node*, std::size_t*);
-    Status (*hipGraphNodeGetType)(Node, int*);
-    Status (*hipGraphInstantiateWithFlags)(GraphExec*, Graph, unsigned long long);
-    Status (*hipGraphLaunch)(GraphExec, Stream);
-    Status (*hipGraphExecDestroy)(GraphExec);
-    Status (*hipGraphDestroy)(Graph);
-    Status (*hipModuleLoadData)(Module*, const void*);
-    Status (*hipModuleGetFunction)(Kernel*, Module, const char*);
-    Status (*hipModuleLaunchKernel)(Kernel, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                    unsigned, unsigned, Stream, void**, void**);
-};
-
-// A function of the library, and its place in the table.
-template <class Pointer>
-struct Entry {
-    const char* name;
-    Pointer Table::* place;
-};
-template <class Pointer>
-Entry(const char*, Pointer Table::*) -> Entry<Pointer>;
-
-inline constexpr std::tuple kFunctions{
-    Entry{"hipGetErrorName", &Table::hipGetErrorName},
-    Entry{"hipGetErrorString", &Table::hipGetErrorString},
-    Entry{"hipGetLastError", &Table::hipGetLastError},
-    Entry{"hipDriverGetVersion", &Table::hipDriverGetVersion},
-    Entry{"hipGetDeviceCount", &Table::hipGetDeviceCount},
-    Entry{"hipGetDevice", &Table::hipGetDevice},
-    Entry{"hipSetDevice", &Table::hipSetDevice},
-    Entry{"hipGetDevicePropertiesR0600", &Table::hipGetDevicePropertiesR0600},
-    Entry{"hipDeviceGetAttribute", &Table::hipDeviceGetAttribute},
-    Entry{"hipDeviceCanAccessPeer", &Table::hipDeviceCanAccessPeer},
-    Entry{"hipDeviceEnablePeerAccess", &Table::hipDeviceEnablePeerAccess},
-    Entry{"hipDeviceSynchronize", &Table::hipDeviceSynchronize},
-    Entry{"hipDeviceGetStreamPriorityRange", &Table::hipDeviceGetStreamPriorityRange},
-    Entry{"hipExtMallocWithFlags", &Table::hipExtMallocWithFlags},
-    Entry{"hipFree", &Table::hipFree},
-    Entry{"hipHostMalloc", &Table::hipHostMalloc},
-    Entry{"hipHostGetDevicePointer", &Table::hipHostGetDevicePointer},
-    Entry{"hipHostFree", &Table::hipHostFree},
-    Entry{"hipIpcGetMemHandle", &Table::hipIpcGetMemHandle},
-    Entry{"hipIpcOpenMemHandle", &Table::hipIpcOpenMemHandle},
-    Entry{"hipIpcCloseMemHandle", &Table::hipIpcCloseMemHandle},
-    Entry{"hipMemsetAsync", &Table::hipMemsetAsync},
-    Entry{"hipMemcpyAsync", &Table::hipMemcpyAsync},
-    Entry{"hipStreamCreateWithPriority", &Table::hipStreamCreateWithPriority},
-    Entry{"hipStreamDestroy", &Table::hipStreamDestroy},
-    Entry{"hipStreamQuery", &Table::hipStreamQuery},
-    Entry{"hipStreamWaitEvent", &Table::hipStreamWaitEvent},
-    Entry{"hipEventCreateWithFlags", &Table::hipEventCreateWithFlags},
-    Entry{"hipEventDestroy", &Table::hipEventDestroy},
-    Entry{"hipEventRecord", &Table::hipEventRecord},
-    Entry{"hipEventSynchronize", &Table::hipEventSynchronize},
-    Entry{"hipEventElapsedTime", &Table::hipEventElapsedTime},
-    Entry{"hipThreadExchangeStreamCaptureMode", &Table::hipThreadExchangeStreamCaptureMode},
-    Entry{"hipStreamBeginCapture", &Table::hipStreamBeginCapture},
-    Entry{"hipStreamEndCapture", &Table::hipStreamEndCapture},
-    Entry{"hipStreamIsCapturing", &Table::hipStreamIsCapturing},
-    Entry{"hipStreamGetCaptureInfo_v2", &Table::hipStreamGetCaptureInfo_v2},
-    Entry{"hipGraphGetNodes", &Table::hipGraphGetNodes},
-    Entry{"hipGraphNodeGetType", &Table::hipGraphNodeGetType},
-    Entry{"hipGraphInstantiateWithFlags", &Table::hipGraphInstantiateWithFlags},
-    Entry{"hipGraphLaunch", &Table::hipGraphLaunch},
-    Entry{"hipGraphExecDestroy", &Table::hipGraphExecDestroy},
-    Entry{"hipGraphDestroy", &Table::hipGraphDestroy},
-    Entry{"hipModuleLoadData", &Table::hipModuleLoadData},
-    Entry{"hipModuleGetFunction", &Table::hipModuleGetFunction},
-    Entry{"hipModuleLaunchKernel", &Table::hipModuleLaunchKernel},
+#define FICCO_MEMBER(result, name, arguments) result(*name) arguments;
+    FICCO_HIP_FUNCTIONS(FICCO_MEMBER)
+#undef FICCO_MEMBER
 };
 
 // The name of the function at a place of the table.
 template <auto place>
-constexpr const char* name_of() {
-    return std::apply(
-        [](const auto&... entry) {
-            const char* name = nullptr;
-            const auto look = [&](const auto& one) {
-                if constexpr (std::is_same_v<decltype(one.place), decltype(place)>) {
-                    if (one.place == place) name = one.name;
-                }
-            };
-            (look(entry), ...);
-            return name;
-        },
-        kFunctions);
-}
+constexpr const char* name_of() = delete;
+#define FICCO_NAME(result, name, arguments)         \
+    template <>                                     \
+    constexpr const char* name_of<&Table::name>() { \
+        return #name;                               \
+    }
+FICCO_HIP_FUNCTIONS(FICCO_NAME)
+#undef FICCO_NAME
 
 }  // namespace ficco::hip

@@ -51,13 +51,17 @@ Library open_library() {
             "newer driver");
     }
     std::string missing;
-#define FICCO_LOAD(name, version, since, arguments)                                              \
-    library.table.name =                                                                         \
-        reinterpret_cast<decltype(library.table.name)>(find(library.get, #name, version));       \
-    if (library.table.name == nullptr) {                                                         \
-        missing += (missing.empty() ? "" : ", ") + std::string(#name " (CUDA ") +                \
-                   std::to_string(since / 1000) + "." + std::to_string(since % 1000 / 10) + ")"; \
-    }
+    const auto load = [&](const char* name, int version, int since) {
+        void* function = find(library.get, name, version);
+        if (function == nullptr) {
+            missing += (missing.empty() ? "" : ", ") + std::string(name) + " (CUDA " +
+                       std::to_string(since / 1000) + "." + std::to_string(since % 1000 / 10) + ")";
+        }
+        return function;
+    };
+#define FICCO_LOAD(name, version, since, arguments) \
+    library.table.name =                            \
+        reinterpret_cast<decltype(library.table.name)>(load(#name, version, since));
     FICCO_CUDA_FUNCTIONS(FICCO_LOAD)
 #undef FICCO_LOAD
 #define FICCO_LOAD(name, version, since, arguments) \

@@ -83,13 +83,15 @@ std::string path_of(const void* function) {
 // Fills the table. Returns the names of functions that the library lacks.
 std::string fill(Table& table, void* handle) {
     std::string missing;
-    const auto load = [&](const auto& entry) {
-        void* function = dlsym(handle, entry.name);
-        using Pointer = std::remove_cvref_t<decltype(table.*entry.place)>;
-        table.*entry.place = reinterpret_cast<Pointer>(function);
-        if (function == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(entry.name);
+    const auto load = [&](const char* name) {
+        void* function = dlsym(handle, name);
+        if (function == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(name);
+        return function;
     };
-    std::apply([&](const auto&... entry) { (load(entry), ...); }, kFunctions);
+#define FICCO_LOAD(result, name, arguments) \
+    table.name = reinterpret_cast<decltype(table.name)>(load(#name));
+    FICCO_HIP_FUNCTIONS(FICCO_LOAD)
+#undef FICCO_LOAD
     return missing;
 }
 
