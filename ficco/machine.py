@@ -8,6 +8,7 @@ the machine itself (`paced = false`), runs at the machine's own speed.
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -357,7 +358,8 @@ class Machine:
         Raises:
             MachineError: there is no such profile, or it is invalid.
         """
-        return cls.from_toml(data.load("machines", name, "machine", MachineError), name)
+        table = data.load("machines", name, "machine", MachineError)
+        return cls.from_toml(table, name) if name.endswith(".toml") else _shipped(name)
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any], name: str) -> Machine:
@@ -431,6 +433,11 @@ class Machine:
 
 # The dtype with about the same times, if a dtype was not measured.
 _NEAREST = {"float16": ("bfloat16",), "bfloat16": ("float16",)}
+
+
+@functools.cache
+def _shipped(name: str) -> Machine:
+    return Machine.from_toml(data.load("machines", name, "machine", MachineError), name)
 
 
 def _located(where: str, make: Callable[..., T], *args: Any, **fields_: Any) -> T:

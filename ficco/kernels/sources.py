@@ -12,6 +12,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.problem import MAX_WORLD
@@ -56,12 +57,11 @@ def _digest_of(texts: Mapping[str, str], module: str, function: str) -> str:
     while left:
         home, name = left.pop()
         found = defined[home][name]
-        if isinstance(found, tuple):  # imported from another module
-            uses = [found]
+        if isinstance(found, _Import):
+            uses = [(found.home, found.name)]
         else:
-            reached[home, name] = ast.unparse(found)
-            names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
-            uses = [(home, each) for each in names if each in defined[home]]
+            reached[home, name] = found.code
+            uses = [(home, each) for each in found.names if each in defined[home]]
         for use in uses:
             if use not in reached:
                 reached[use] = ""
@@ -69,18 +69,36 @@ def _digest_of(texts: Mapping[str, str], module: str, function: str) -> str:
     return hashlib.sha256(f"{sorted(reached.items())}{_numbers()}".encode()).hexdigest()
 
 
-def _definitions(text: str) -> dict[str, ast.stmt | tuple[str, str]]:
-    """Return what each name of a module is: a statement, or a module and a name there."""
-    found: dict[str, ast.stmt | tuple[str, str]] = {}
+class _Statement(NamedTuple):
+    """A statement that defines a name: its code, and the names in it."""
+
+    code: str
+    names: frozenset[str]
+
+
+class _Import(NamedTuple):
+    """A name that another module defines."""
+
+    home: str
+    name: str
+
+
+@functools.lru_cache(maxsize=2 * len(MODULES))
+def _definitions(text: str) -> Mapping[str, _Statement | _Import]:
+    """Return what each name of a module is."""
+    found: dict[str, _Statement | _Import] = {}
     for statement in ast.parse(_code_of(text)).body:
         if isinstance(statement, ast.ImportFrom) and statement.module:
             home = statement.module.rpartition(".")[2]
-            found |= {each.asname or each.name: (home, each.name) for each in statement.names}
-        elif isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-            found[statement.name] = statement
+            names = {each.asname or each.name: each.name for each in statement.names}
+            found |= {own: _Import(home, name) for own, name in names.items()}
+            continue
+        used = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        known = _Statement(ast.unparse(statement), frozenset([node.id for node in used]))
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            found[statement.name] = known
         else:
-            targets = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-            found |= {t.id: statement for t in targets if isinstance(t.ctx, ast.Store)}
+            found |= {node.id: known for node in used if isinstance(node.ctx, ast.Store)}
     return found
 
 
@@ -102,6 +120,7 @@ def _is_foreign(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Import)
 
 
+@functools.lru_cache(maxsize=2 * len(MODULES))
 def _code_of(text: str) -> str:
     """Return a module's code without foreign imports, comments, docstrings and positions."""
     tree = ast.parse(text)
