@@ -41,6 +41,14 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "collective": ("reads", "writes", "collective"),
     "bag": ("reads", "writes", "parts", "modes"),
 }
+_EMPTY = {
+    kind: [
+        field
+        for field in ("reads", "writes", "signals", "products", "parts", "collective", "modes")
+        if field not in used
+    ]
+    for kind, used in _FIELDS.items()
+}
 
 
 def check_form(plan: Plan) -> list[Violation]:
@@ -131,16 +139,17 @@ def _step(
     if step.unit not in UNITS[step.kind]:
         units = " or ".join(UNITS[step.kind])
         yield f"a {step.kind} on unit {step.unit!r}", f"its unit is {units}"
-    for field in ("reads", "writes", "signals", "products", "parts", "collective", "modes"):
-        if getattr(step, field) and field not in _FIELDS[step.kind]:
+    for field in _EMPTY[step.kind]:
+        if getattr(step, field):
             yield f"a {step.kind} has no {field}", f"leave {field} out"
     least = 0 if step.kind == "collective" else 1  # a block for some rank may have no rows
-    outside = [region for region in _all_regions(step) if not _inside(region, buffers, least)]
+    regions = _all_regions(step)
+    outside = [region for region in regions if not _inside(region, buffers, least)]
     for region in outside:
         yield f"{region} is not inside a buffer", "keep regions within their buffers"
     if outside:
         return
-    for region in _all_regions(step):
+    for region in regions:
         if region.copy and buffers[region.rank, region.buffer].role == "mailbox":
             yield f"{region} is in the copy of the previous call", "use the copy of this call"
         if region.rank != rank and buffers[region.rank, region.buffer].role not in SHARED:
@@ -159,7 +168,8 @@ def _step(
             )
     yield from _parts(step)
     yield from _shapes(step, buffers)
-    yield from _overlaps(step)
+    if regions:
+        yield from _overlaps(step)
 
 
 def _parts(step: Step) -> Iterator[tuple[str, str]]:

@@ -120,6 +120,10 @@ class Tiles(Generic[V]):
 
     def write(self, box: Box, value: V) -> None:
         """Set all elements of a box to a value."""
+        if not self._bands:
+            self._bands, self._tops = [_Band(box.r0, box.r1)], [box.r0]
+            self._bands[0].put(box.c0, box.c1, value)
+            return
         first = self._cut(box.r0)
         last = self._cut(box.r1)
         row, filled = box.r0, []
