@@ -134,6 +134,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     told, over, given_up = {}, set(), set()  # by call and rank: who has raised free at it; ended
     values, met, at, waiting, ready = {}, {}, {}, {}, []  # lane: [priority, events, flag at end]
     keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
+    power = 1 / keen
     ordered = 0  # as many as are ready, if these are in the order of their priorities
     chance = rng.random
     bias = {rank: rng.choice((0.0, rng.random())) for rank in ranks}  # some ranks lag behind others
@@ -172,6 +173,9 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         parts = [part for step in ranks[rank] for part in parts_of[rank, step["id"]]]
         return sum(one["name"] == "free" for part in parts for one in part.get(kind, ()))
 
+    # They wait for `free` again behind the clear: peers may read their windows until they end.
+    late = {rank: free_signals(rank, "waits") > free_signals(rank, "clears") for rank in ranks}
+
     def give_up(rank: int, copy: int, call: int) -> None:
         """Leaves nothing in a window that a rank may use again, as its call has ended."""
         if (rank, copy, call) not in given_up:
@@ -183,8 +187,6 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         steps, copies = ranks[rank], flips[call]
         known = values.get(call) or values.setdefault(call, solve(plan["problem"], given, draw))
         own = {copy: [key for key in windows if key[0] == rank] for copy in both}  # not given up
-        # It waits for `free` again behind the clear: peers may read its windows until they end.
-        late = free_signals(rank, "waits") > free_signals(rank, "clears")
 
         def see(region: dict) -> Array:
             key, copy = (region["rank"], region["buffer"]), copies[region.get("copy", 0)]
@@ -225,12 +227,13 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             return sent[i][rank] if sent else see(reads[i])
 
         def write(region: dict, value: object) -> Events:
-            target, late = see(region), rng.random() < 0.5
-            early, old = None if late else np.copy(value()), target.copy()
-            target[...] = np.nan
+            target, early = see(region), rng.random() >= 0.5
+            new, old = np.copy(value()) if early else None, None if early else target.copy()
+            target.fill(np.nan)
             yield None
-            target[...] = old  # what a late value may add to
-            target[...] = same(value() if late else early, target.shape)
+            if not early:
+                target[...] = old  # what the value may add to
+            target[...] = same(new if early else value(), target.shape)
 
         def play(step: dict, part: dict) -> Events:
             if waits := part.get("waits"):
@@ -250,9 +253,9 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             for one in rng.sample(signals, len(signals)) if signals else ():
                 flag = signal(one, "rank" if one["name"] == "ready" else "peer")
                 assert flag not in flags, f"{flag} is raised twice"
-                for key in own.pop(flag[4], ()) if one["name"] == "free" and not late else ():
+                for key in own.pop(flag[4], ()) if one["name"] == "free" and not late[rank] else ():
                     memory[*key, flag[4]].fill(np.nan)
-                for ends in (one["rank"], rank) if one["name"] == "free" and late else ():
+                for ends in (one["rank"], rank) if one["name"] == "free" and late[rank] else ():
                     told.setdefault((call, ends), []).append((rank, flag[4]))
                     if (call, ends) in over:
                         give_up(rank, flag[4], call)
@@ -269,12 +272,14 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
             once = (yield from hold(rank)) if as_one else 0
             for step in found:
                 at[rank, call, "lane", name] = step["id"]
-                yield from until(*((rank, call, other) for other in step.get("after", ())))
+                if "after" in step:
+                    yield from until(*((rank, call, other) for other in step["after"]))
                 taken = (yield from hold(rank)) if (rank, step["id"]) in kernel_steps else 0
-                parts = [play(step, part) for part in parts_of[rank, step["id"]]]
-                left = iter(parts)
-                programs = 1 if in_order else min(taken, len(parts)) or len(parts)
-                runs = [(flag for part in left for flag in part) for _ in range(programs)]
+                runs = [play(step, part) for part in parts_of[rank, step["id"]]]
+                if len(runs) > 1:
+                    programs = 1 if in_order else min(taken, len(runs)) or len(runs)
+                    left = iter(runs)
+                    runs = [(flag for part in left for flag in part) for _ in range(programs)]
                 yield from fork((rank, call, step["id"]), dict(enumerate(runs)))
                 hoist((rank, call, step["id"]))
                 release(rank, taken)
@@ -301,7 +306,8 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         if ordered != len(ready):
             ready.sort()
             ordered = len(ready)
-        turn = ready[int(len(ready) * chance() ** (1 / keen))]  # the best of so many draws
+        place = int(len(ready) * chance() ** power)  # the best of so many draws
+        turn = ready[place]
         try:
             flag = next(turn[1], turn[2])
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -309,7 +315,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         if chance() < naps:
             turn[0], ordered = -chance(), -1
         if flag:
-            ready.remove(turn)
+            del ready[place]  # others have been added behind it at most
             ordered -= 1
             hoist(flag) if flag == turn[2] else waiting.setdefault(flag, []).append(turn)
     stuck = [(turn[2], at.get(turn[2]), flag) for flag in waiting for turn in waiting[flag]]
