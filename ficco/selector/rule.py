@@ -127,15 +127,15 @@ def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, 
     piece, own, last = _parts(facts, machine, schedule, (cut, steps, calls), more)
     block = m * facts.n / world * facts.item
     words = (peers + 2) * costs.signal_us + costs.raise_us  # at the beginning
-    told = 0.0  # from a piece to its push, on another stream: the signals delay pushes alone
-    if not (facts.gathers or schedule.compute == "gated" or machine.cores):
+    told = 0.0  # the signals of copies, on streams of their own: they delay arrivals, no products
+    if not (schedule.compute == "gated" or machine.cores):
         told, words = words + costs.raise_us, 0.0
         piece -= costs.raise_us
     late = max(steps * piece / arrivals * edge, last) + told
     made = steps * piece + own
     if facts.gathers:
         stage = machine.stream_us(2.0 * facts.piece_bytes) if cut == world else 0.0
-        end = max(stage + made, send / arrivals + steps * piece, send + late)
+        end = max(stage + made, told + send / arrivals + steps * piece, send + late)
         worked = stage + made + send
     else:
         sent = max(late + send, steps * piece + told + send / arrivals)

@@ -329,14 +329,23 @@ class TestChoice:
         assert longer("serial", host) == longer("shard_p2p", host) == 1.0
 
     @pytest.mark.parametrize("name", ["shard_p2p", "hetero_fused_1d"])
-    def test_signals_of_scatters_by_copies_delay_no_products(self, name: str) -> None:
-        """Pushes wait for them, on a stream of their own: they count where pushes end last."""
+    @pytest.mark.parametrize(
+        ("op", "compute_bound", "link_bound"),
+        [
+            ("matmul_reduce_scatter", (4096, 16384), (16384, 512)),
+            ("all_gather_matmul", (16384, 4096), (512, 16384)),
+        ],
+    )
+    def test_signals_of_copies_delay_no_products(
+        self, name: str, op: str, compute_bound: tuple[int, int], link_bound: tuple[int, int]
+    ) -> None:
+        """Pushes wait for them, on a stream of their own: they count where transfers end last."""
         machine = Machine.named("h100x2")
         costs = machine.costs
         slow = replace(costs, raise_us=10 * costs.raise_us, signal_us=2 * costs.signal_us)
         schedule = replace(Schedule.named(name), grain=1).resolve(2, machine)
-        for n, k, counts in ((4096, 16384, False), (16384, 512, True)):
-            problem = Problem.chunked("matmul_reduce_scatter", 2, 8192, n, k, "bfloat16")
+        for (n, k), counts in ((compute_bound, False), (link_bound, True)):
+            problem = Problem.chunked(op, 2, 8192, n, k, "bfloat16")
             us = [
                 estimate_us(facts_of(problem), replace(machine, costs=each), schedule, "captured")
                 for each in (costs, slow)
