@@ -320,9 +320,10 @@ def _ring(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, fl
     costs, world, grain = machine.costs, facts.world, schedule.chunks
     turns, reduces = world * grain, facts.flow.shares
     once = _piece(facts, machine, schedule, facts.m / world / grain, 1)
-    piece = once * costs.gemm_beside_copies + costs.raise_us + costs.launch_us
+    piece = once * costs.gemm_beside_copies + costs.launch_us
     chunk = facts.m * facts.n / world / grain * facts.item
     moved = machine.link.transfer_us(round(chunk)) * costs.copies_beside_gemm + costs.signal_us
+    moved += costs.raise_us  # from a sum to its push, on another stream
     together = min(grain, 2) if reduces and schedule.order == "by_step" else grain
     added = machine.stream_us(2.5 * chunk)  # the sum that arrived: see `simulator.calls`
     passed = on = (world - 1) * grain * moved

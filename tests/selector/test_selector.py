@@ -352,6 +352,20 @@ class TestChoice:
             ]
             assert (us[1] > us[0]) == counts
 
+    def test_signals_of_a_ring_delay_no_products(self) -> None:
+        """Chunks circulate in turns: while one travels, others are multiplied."""
+        machine = Machine.named("h200x4")
+        costs = machine.costs
+        slow = replace(costs, raise_us=2 * costs.raise_us)
+        problem = Problem.chunked("matmul_reduce_scatter", 4, 16384, 8192, 16384, "bfloat16")
+        facts = facts_of(problem)
+        schedule = replace(Schedule.named("ring_1d"), grain=4).resolve(4, machine)
+        us = [
+            estimate_us(facts, replace(machine, costs=each), schedule, "captured")
+            for each in (costs, slow)
+        ]
+        assert us[1] - us[0] == pytest.approx(costs.raise_us), "at the beginning of the call"
+
     def test_json(self) -> None:
         document = selector.choose(gather(1024, 256, 512), MESH).to_json()
         assert set(document) == {"choice", "predicted_ms", "by", "reasons", "alternatives"}
