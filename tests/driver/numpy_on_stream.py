@@ -197,7 +197,7 @@ class NumpyOnStream:
         self._run = _HostFunction(self._perform)
         self._work: dict[int, tuple[Callable[[], None], bool]] = {}
         self._numbers = count(1)
-        self._thread = threading.local()
+        self._thread, self._keeper = threading.local(), threading.local()
         self._lock = threading.Lock()
         self.kernels: DeviceKernels | None = Kernels(self)
         self._free: dict[tuple[int, int, int], list[int]] = {}  # by device, stream and bytes
@@ -323,6 +323,8 @@ class NumpyOnStream:
         self._check(self._launch_host, stream, self._run, number)
 
     def _perform(self, number: int) -> None:
+        if not hasattr(self._keeper, "kept"):
+            self._keeper.kept = _keep_thread_state()
         work, again = self._work.get(number, (None, False))
         try:
             assert work is not None, f"operation {number} ran twice"
@@ -336,6 +338,14 @@ class NumpyOnStream:
         status = getattr(self._driver, name)(*arguments)
         if status != 0:
             raise RuntimeError(f"{name} answers {status}")
+
+
+def _keep_thread_state() -> int:
+    """Let Python keep what it knows of this thread, one of the double's, between its calls.
+
+    It would make that anew for every call of a function of Python, and unmap its memory behind it.
+    """
+    return int(ctypes.pythonapi.PyGILState_Ensure())
 
 
 def _matrix(block: Any, rows: int, cols: int, kind: np.dtype[Any]) -> Any:
