@@ -29,6 +29,7 @@ class NumpyOnHip(NumpyOnStream):
     """See `NumpyOnStream`; the gated GEMM is that of the package."""
 
     _library, _launch_host, _capturing = LIBRARY, "hipLaunchHostFunc", "hipStreamIsCapturing"
+    _waiting = frozenset({"hipLaunchHostFunc", "hipMemsetAsync"})  # for one that synchronizes
 
     def __init__(self, streams: dict[int, int]) -> None:
         super().__init__(streams)

@@ -185,15 +185,18 @@ class NumpyOnStream:
     name = "numpy on streams"
     captures = True
     _library, _launch_host, _capturing = "libcuda.so.1", "cuLaunchHostFunc", "cuStreamIsCapturing"
+    _waiting: frozenset[str] = frozenset()  # calls that may wait for another thread
 
     def __init__(self, streams: Mapping[int, int]) -> None:
         self.streams = dict(streams)
         self.errors: list[str] = []
         self.on_call: Callable[[str], None] = lambda name: None
         self._numpy = NumpyCompute()
-        self._driver = ctypes.CDLL(self._library)
-        launch = getattr(self._driver, self._launch_host)
-        launch.argtypes = [ctypes.c_void_p, _HostFunction, ctypes.c_void_p]
+        # Calls that wait for no thread keep Python's lock: to take it again takes longer than they.
+        self._driver, self._letting_go = ctypes.PyDLL(self._library), ctypes.CDLL(self._library)
+        for library in (self._driver, self._letting_go):
+            launch = getattr(library, self._launch_host)
+            launch.argtypes = [ctypes.c_void_p, _HostFunction, ctypes.c_void_p]
         self._run = _HostFunction(self._perform)
         self._work: dict[int, tuple[Callable[[], None], bool]] = {}
         self._numbers = count(1)
@@ -335,7 +338,8 @@ class NumpyOnStream:
             self._work.pop(number, None)
 
     def _check(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._driver, name)(*arguments)
+        driver = self._letting_go if name in self._waiting else self._driver
+        status = getattr(driver, name)(*arguments)
         if status != 0:
             raise RuntimeError(f"{name} answers {status}")
 
