@@ -50,7 +50,7 @@ def test_kernels_that_a_few_rows_more_need_are_found(monkeypatch: pytest.MonkeyP
     answers.append(replace(found, schedule=other))
     assert sizing._gated_alternatives(_layer("auto", "cuda")) == []
 
-    summed = Problem.chunked("matmul_all_reduce", 4, 2048, 8192, 32768, "bfloat16")
+    summed = Problem.chunked("matmul_all_reduce", 4, 4096, 4096, 16384, "bfloat16")
     answers.append(selector.choose(summed, Machine.named("h200x4"), "captured", by="rule"))
     assert answers[-1].schedule.sums == "within"
     assert [each.sums for each in sizing._gated_alternatives(_layer("auto", "cuda"))] == ["apart"]
