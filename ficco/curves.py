@@ -161,7 +161,7 @@ class GemmTimes:
         return float((tiled**4 + memory**4) ** 0.25) + self._start_us
 
     def busy_us(self, elements: float, k: int) -> float:
-        """Return the time in which a gated launch makes elements of a product, on one processor."""
+        """Return the time of a gated launch whose elements one multiprocessor computes."""
         padded = elements * (k + GATED_TILE_K) * self.units
         return 2.0 * padded * self._us_per_flop + self._start_us
 

@@ -192,9 +192,10 @@ class NumpyOnStream:
         self.errors: list[str] = []
         self.on_call: Callable[[str], None] = lambda name: None
         self._numpy = NumpyCompute()
-        # Calls that wait for no thread keep Python's lock: to take it again takes longer than they.
-        self._driver, self._letting_go = ctypes.PyDLL(self._library), ctypes.CDLL(self._library)
-        for library in (self._driver, self._letting_go):
+        # PyDLL keeps the GIL, CDLL releases it. To take the GIL again takes longer than a call that
+        # waits for no thread.
+        self._driver, self._releasing = ctypes.PyDLL(self._library), ctypes.CDLL(self._library)
+        for library in (self._driver, self._releasing):
             launch = getattr(library, self._launch_host)
             launch.argtypes = [ctypes.c_void_p, _HostFunction, ctypes.c_void_p]
         self._run = _HostFunction(self._perform)
@@ -338,16 +339,16 @@ class NumpyOnStream:
             self._work.pop(number, None)
 
     def _check(self, name: str, *arguments: Any) -> None:
-        driver = self._letting_go if name in self._waiting else self._driver
+        driver = self._releasing if name in self._waiting else self._driver
         status = getattr(driver, name)(*arguments)
         if status != 0:
             raise RuntimeError(f"{name} answers {status}")
 
 
 def _keep_thread_state() -> int:
-    """Let Python keep what it knows of this thread, one of the double's, between its calls.
+    """Keep the PyThreadState of this thread, which the double created, between calls.
 
-    It would make that anew for every call of a function of Python, and unmap its memory behind it.
+    Otherwise ctypes creates one for every call of a Python function, and frees it afterwards.
     """
     return int(ctypes.pythonapi.PyGILState_Ensure())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import torch
 import triton
 from compiling import compiled, on_gpu
 from forked_ranks import forked
-from interpreting import make_ready
+from interpreting import run_named
 from triton.compiler.errors import CompilationError
 
 from ficco.errors import InputError, PlanError
@@ -411,8 +410,4 @@ SUBJECTS = {"products": products, "odd_values": odd_values, "giving_up": giving_
             "refusals": refusals, "shares": shares, "assembly": assembly}  # fmt: skip
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)

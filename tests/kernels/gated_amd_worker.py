@@ -5,7 +5,6 @@ TRITON_INTERPRET=1 python gated_amd_worker.py products|giving_up|limit|late|stop
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from gated_worker import (
     shapes,
     words,
 )  # fmt: skip
-from interpreting import make_ready
+from interpreting import run_named
 
 from ficco.kernels import gated_amd, gated_gemm_amd_kernel, loading
 from ficco.kernels.gated import GatedPart, Matrices
@@ -227,8 +226,4 @@ def refusals() -> None:
 SUBJECTS = {each.__name__: each for each in (products, giving_up, limit, late, stopped, refusals)}
 
 if __name__ == "__main__":
-    torch.manual_seed(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)

@@ -7,7 +7,6 @@ python gated_worker.py assembly
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import compiling
 import torch
-from interpreting import make_ready
+from interpreting import run_named
 from triton.runtime import interpreter
 
 from ficco.errors import InputError
@@ -418,8 +417,4 @@ SUBJECTS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    torch.manual_seed(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)

@@ -7,7 +7,6 @@ python gather_worker.py assembly
 from __future__ import annotations
 
 import mmap
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, places, refused
 from changed_plans import changed_plans
 from compiling import compiled
 from forked_ranks import forked
-from interpreting import make_ready
+from interpreting import run_named
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import one_kernel_gather as direct
@@ -290,8 +289,4 @@ SUBJECTS = {"products": products, "giving_up": giving_up, "refusals": refusals,
             "assembly": assembly}  # fmt: skip
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)

@@ -6,8 +6,11 @@ Triton 3.5 has no scope, and leaves the language patched.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import triton
 from triton.language import core
 from triton.runtime import interpreter
@@ -15,6 +18,16 @@ from triton.runtime import interpreter
 from ficco.private.triton_interpreter import let_comparisons_mask, let_loops_count
 
 HAS_SCOPE = hasattr(interpreter, "_LangPatchScope")
+
+
+def run_named(subjects: Mapping[str, Callable[[], None]]) -> None:
+    """Run the subjects that the command line names, and say "right": the end of a worker."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    make_ready()
+    for subject in sys.argv[1:]:
+        subjects[subject]()
+    print("right")
 
 
 def make_ready() -> None:

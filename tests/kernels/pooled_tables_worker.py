@@ -6,14 +6,13 @@ python pooled_tables_worker.py assembly
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
 import torch
 from compiling import compiled
-from interpreting import make_ready
+from interpreting import run_named
 
 from ficco.errors import InputError
 from ficco.kernels.arrays import Described, DescribedArrays
@@ -241,9 +240,4 @@ SUBJECTS = {"values": values, "tiles": tiles, "torch_rules": torch_rules, "refus
             "assembly": assembly}  # fmt: skip
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)

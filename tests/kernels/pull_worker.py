@@ -6,7 +6,6 @@ python pull_worker.py assembly
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, places, refused
 from changed_plans import changed_plans
 from compiling import compiled
 from gather_worker import COPY, DATA, FREE, Windows
-from interpreting import make_ready
+from interpreting import run_named
 
 from ficco.errors import InputError, PlanError
 from ficco.kernels import pulled_all_reduce as pulled
@@ -225,8 +224,4 @@ def _check_text(made: Any, twice: bool, about: str) -> None:
 SUBJECTS = {"sums": sums, "giving_up": giving_up, "refusals": refusals, "assembly": assembly}
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)

@@ -33,7 +33,7 @@ from gated_worker import (
     refused,
     words,
 )
-from interpreting import make_ready
+from interpreting import run_named
 
 from ficco import tiling
 from ficco.kernels.gated import Arrived, Gate, GatedPart, Matrices, gated_matmul, prepare, warm
@@ -408,8 +408,4 @@ SUBJECTS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    torch.manual_seed(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)

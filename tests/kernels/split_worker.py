@@ -5,12 +5,11 @@ TRITON_INTERPRET=1 python split_worker.py shared|of_two_sources|ends_first ...
 
 from __future__ import annotations
 
-import sys
 from itertools import cycle, product
 
 import torch
 from gated_worker import ALIGNED, DTYPES, ODD_BASE, ODD_PITCH, Case, beginning
-from interpreting import make_ready
+from interpreting import run_named
 
 from ficco import tiling
 from ficco.kernels import gated, loading
@@ -94,8 +93,4 @@ def ends_first() -> None:
 SUBJECTS = {"shared": shared, "of_two_sources": of_two_sources, "ends_first": ends_first}
 
 if __name__ == "__main__":
-    torch.manual_seed(1)
-    make_ready()
-    for subject in sys.argv[1:]:
-        SUBJECTS[subject]()
-    print("right")
+    run_named(SUBJECTS)
