@@ -160,16 +160,18 @@ class GemmTimes:
         memory = 2.0 * (m * k + k * n + m * n) / (self.memory_gbps * 1e3)
         return float((tiled**4 + memory**4) ** 0.25) + self._start_us
 
-    def busy_us(self, elements: float, k: int) -> float:
-        """Return the time of a gated launch whose elements one multiprocessor computes."""
-        padded = elements * (k + GATED_TILE_K) * self.units
-        return 2.0 * padded * self._us_per_flop + self._start_us
+    def gated_us(self, library_us: float, work: float, k: int) -> float:
+        """Return the time of a gated launch: at least that of the rounds of its tiles.
 
-    @staticmethod
-    def gated_share(k: int) -> float:
-        """Return the time of a gated tile over the library's, relative to that at GATED_DEPTH."""
+        Args:
+            library_us: that of the library, with the profile's factor for a depth of GATED_DEPTH.
+            work: of one multiprocessor, see `tiling.work_of`.
+            k: depth.
+        """
         deep = (GATED_DEPTH + TILE_K) / (GATED_DEPTH + GATED_TILE_K)
-        return (k + GATED_TILE_K) / (k + TILE_K) * deep
+        slower = (k + GATED_TILE_K) / (k + TILE_K) * deep
+        rounds_us = 2.0 * work * (k + GATED_TILE_K) * self.units * self._us_per_flop
+        return max(library_us * slower, rounds_us + self._start_us)
 
     def _padded(self, m: float, n: float, k: float) -> float:
         """Return m.n.k, rounded up to tiles and partly to rounds of tiles if `tiled`."""

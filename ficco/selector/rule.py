@@ -229,11 +229,7 @@ def _gated_us(facts: Facts, machine: Machine, heights: list[float]) -> tuple[flo
         return whole, last
     rows = [max(1, round(height)) for height in heights]
     work = work_of(rows, [facts.n] * len(rows), facts.item, times.units, facts.k)
-    slower = times.gated_share(facts.k)
-    return (
-        max(whole * slower, times.busy_us(work.whole, facts.k)),
-        max(last * slower, times.busy_us(work.last, facts.k)),
-    )
+    return times.gated_us(whole, work.whole, facts.k), times.gated_us(last, work.last, facts.k)
 
 
 def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:

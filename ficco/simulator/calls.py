@@ -156,10 +156,9 @@ class Calls:
             return whole, last
         item = ELEMENT_BYTES[self.dtype]
         work = work_of(heights, [n] * len(heights), item, times.units, k)
-        slower = times.gated_share(k)
         return (
-            max(whole * slower, 1e3 * times.busy_us(work.whole, k)),
-            max(last * slower, 1e3 * times.busy_us(work.last, k)),
+            1e3 * times.gated_us(whole / 1e3, work.whole, k),
+            1e3 * times.gated_us(last / 1e3, work.last, k),
         )
 
     # ---- library calls
