@@ -53,6 +53,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the servers that fork programs with PyTorch imported, once for all processes."""
+    from forking import Servers
+
+    if not Servers.are_there():
+        config.add_cleanup(Servers().close)
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return twice the number of processors, as many tests wait; 0 where there are GPUs.
 

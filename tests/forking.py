@@ -1,51 +1,79 @@
 """Programs that begin with PyTorch imported: to import it takes longer than most of what they do.
 
-Each runs in a process of its own, forked from one (the fork server of multiprocessing) that has
-imported PyTorch, and modules of ficco that do not import it. Triton is not among it: it reads
-TRITON_INTERPRET when it is imported.
+Each runs in a process of its own, forked from one of the servers of the run (`fork_server`), which
+conftest.py starts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
-import gc
-import multiprocessing
+import json
 import os
-import runpy
+import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, Any
-from unittest import mock
 
-_CONTEXT: Any = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.tensor.parallel", "ficco.engines.gpu"])
-_DRIVERS = ("libcuda.so.1", "libamdhip64.so.7")
+from fork_server import Request, be, collect_seldom
+
+__all__ = [
+    "Forked", "Servers", "collect_seldom", "ended", "fork_from_here", "forked_rank", "run_forked",
+    "run_ranks",
+]  # fmt: skip
+
+_FOLDER = "FICCO_TEST_FORK_SERVERS"  # the environment variable of the servers' sockets
+_here = False
 
 
-def collect_seldom() -> None:
-    """Let Python look for cycles less often, and not among what there is now: that stays."""
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+class Servers:
+    """The servers of this run; they end when `close` is called, or this process has ended."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="ficco-forks")
+        os.environ[_FOLDER] = self._folder
+        # -P: the installed ficco is imported, not that of the current folder.
+        command = [sys.executable, "-P", Path(__file__).with_name("fork_server.py"), self._folder]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    @staticmethod
+    def are_there() -> bool:
+        """Return whether this process was started by one that has servers."""
+        return _FOLDER in os.environ
+
+    def close(self) -> None:
+        """End the servers."""
+        del os.environ[_FOLDER]
+        self._process.communicate()
+        shutil.rmtree(self._folder)
 
 
 def fork_from_here() -> None:
     """Let this process, which has PyTorch imported and no threads, be the one that is forked."""
-    global _CONTEXT  # noqa: PLW0603
-    _CONTEXT = multiprocessing.get_context("fork")
+    global _here  # noqa: PLW0603
+    _here = True
 
 
-def _start_server() -> None:
-    """Start the fork server, which imports the installed ficco: not that of the current folder."""
-    with mock.patch.dict(os.environ, {"PYTHONSAFEPATH": "1"}):
-        forkserver.ensure_running()
+def _requested(request: Request, kind: str) -> socket.socket:
+    """Send a request to a server, which may have to start yet, and return the connection."""
+    path, end = Path(os.environ[_FOLDER], kind), time.monotonic() + 60
+    while True:
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(str(path))
+            break
+        except (FileNotFoundError, ConnectionRefusedError):
+            server.close()
+            assert time.monotonic() < end, f"no fork server listens on {path}"
+            time.sleep(0.05)
+    server.sendall(json.dumps(request._asdict()).encode() + b"\n")
+    return server
 
 
 class Forked:
@@ -53,48 +81,82 @@ class Forked:
 
     Args:
         command: the script's name is the first that ends in ".py". The options are not looked at;
-            the process has those of this one, and "-X faulthandler".
+            the process has those of the server, and "-X faulthandler".
         stdout: a file on disk, for what it says. None is this process's own, and needs
             `fork_from_here`.
         stderr: the same, or subprocess.STDOUT.
         env: its whole environment, once PyTorch is there. From the folders of LD_LIBRARY_PATH it
             takes the drivers (or their test doubles), and no other library.
         folder: where it runs; this process's folder unless given.
+        kind: one of `fork_server.KINDS`, what it begins with; "" is "functions", or "torch" where
+            Triton is to interpret kernels, which it learns when it is imported.
     """
 
     def __init__(
         self, command: Sequence[object], stdout: IO[str] | None, stderr: IO[str] | int | None,
-        env: dict[str, str], folder: Path | None = None,
+        env: dict[str, str], folder: Path | None = None, kind: str = "",
     ) -> None:  # fmt: skip
         words = [str(word) for word in command]
         first = next(i for i, word in enumerate(words) if word.endswith(".py"))
         told = stdout if isinstance(stderr, int) else stderr
-        files = [Path(file.name).absolute() if file else None for file in (stdout, told)]
-        assert None not in files or _CONTEXT.get_start_method() == "fork"
-        self._process = _CONTEXT.Process(
-            target=_be, args=(words[first:], folder or Path.cwd(), env, files)
-        )
-        if _CONTEXT.get_start_method() == "forkserver":
-            _start_server()
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
+        files = [str(Path(file.name).absolute()) if file else None for file in (stdout, told)]
+        request = Request(words[first:], str(folder or Path.cwd()), env, files, sys.path)
+        self._code: int | None = None
+        if _here:
+            self._server = None
+            self.pid = os.fork()
+            if self.pid == 0:
+                be(request)
+            return
+        assert None not in files
+        kind = kind or ("torch" if "TRITON_INTERPRET" in env else "functions")
+        self._server = _requested(request, kind)
+        self._lines = b""
+        self.pid = self._answer(None) or 0
+        assert self.pid
+
+    def _answer(self, timeout: float | None) -> int | None:
+        """Return the number in the server's next line, or None if it does not come in time."""
+        assert self._server
+        while b"\n" not in self._lines:
+            if not select.select([self._server], [], [], timeout)[0]:
+                return None
+            found = self._server.recv(64)
+            assert found, "the fork server has ended"
+            self._lines += found
+        line, _, self._lines = self._lines.partition(b"\n")
+        return int(line)
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        """Return the exit code, or None while the process runs."""
+        if self._code is None and self._server:
+            self._code = self._answer(0)
+        elif self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
 
     returncode = property(poll)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; raise TimeoutExpired where it does not come in time."""
-        self._process.join(timeout)
-        code = self.poll()
-        if code is None:
-            raise subprocess.TimeoutExpired("a forked program", timeout or 0.0)
-        return code
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired("a forked program", timeout or 0.0)
+            if self._server:
+                self._code = self._answer(left)
+            else:
+                time.sleep(0.005)
+        assert self._code is not None
+        return self._code
 
     def kill(self) -> None:
-        self._process.kill()
+        """Kill the process if it runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def forked_rank(command: list[str], stdout: IO[str], stderr: int, env: dict[str, str]) -> Forked:
@@ -125,8 +187,9 @@ def ended(ranks: Sequence[Any], limit_s: float) -> list[int | None]:
 
 
 def run_forked(
-    script: Path, *arguments: object, folder: Path, environment: dict[str, str], timeout: float
-) -> tuple[int, str]:
+    script: Path, *arguments: object, folder: Path, environment: dict[str, str], timeout: float,
+    kind: str = "",
+) -> tuple[int, str]:  # fmt: skip
     """Run `python SCRIPT [arguments...]`, and end what it leaves behind.
 
     Args:
@@ -135,13 +198,14 @@ def run_forked(
         folder: where it runs; a file of what it says is left there.
         environment: set in addition to this process's, once PyTorch is there.
         timeout: seconds; then it is killed.
+        kind: see `Forked`.
 
     Returns:
         The exit code (negative: of a signal; that of a kill after the timeout) and what it said.
     """
     with (folder / "said.txt").open("w+") as said:
         process = Forked(
-            [script, *arguments], said, subprocess.STDOUT, os.environ | environment, folder
+            [script, *arguments], said, subprocess.STDOUT, os.environ | environment, folder, kind
         )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -188,36 +252,3 @@ def run_ranks(
     said = [Path(file.name).read_text() for file in files]
     assert codes == [0] * world, f"{codes}\n" + "\n".join(said)
     return said
-
-
-def _be(
-    words: list[str], folder: Path, environment: dict[str, str], files: list[Path | None]
-) -> None:
-    os.setpgid(0, 0)
-    for descriptor, path in enumerate(files, 1):
-        if path is not None:
-            with path.open("a") as file:
-                os.dup2(file.fileno(), descriptor)
-    faulthandler.enable()
-    collect_seldom()
-    searched = os.environ.get("LD_LIBRARY_PATH", "")
-    os.environ.clear()
-    os.environ.update(environment)
-    if environment.get("LD_LIBRARY_PATH", "") != searched:
-        _load_drivers(environment["LD_LIBRARY_PATH"].split(os.pathsep))
-    os.chdir(folder)
-    sys.argv = words
-    sys.path.insert(0, str(Path(words[0]).parent))
-    runpy.run_path(words[0], run_name="__main__")
-
-
-def _load_drivers(folders: Sequence[str]) -> None:
-    """Load each driver from the first folder that has it; its name stands for that one from now on.
-
-    The dynamic linker reads LD_LIBRARY_PATH only when a process begins.
-    """
-    for name in _DRIVERS:
-        found = next((path for path in (Path(f, name) for f in folders) if path.exists()), None)
-        if found is not None:
-            assert name not in Path("/proc/self/maps").read_text(), f"{name} is loaded already"
-            ctypes.CDLL(str(found))

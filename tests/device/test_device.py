@@ -37,5 +37,5 @@ def test_it_is_right(worker: str, subject: str, tmp_path: Path, torch: object) -
 def test_without_triton_it_says_what_is_missing(tmp_path: Path, torch: object) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nsys.modules['triton'] = None\nimport ficco\nficco.window\n")
-    code, said = run_forked(script, folder=tmp_path, environment={}, timeout=60)
+    code, said = run_forked(script, folder=tmp_path, environment={}, timeout=60, kind="torch")
     assert code != 0 and "ficco.device needs Triton" in said and "pip install" in said, said

@@ -15,6 +15,8 @@ def test_kernels_of_the_pack_need_no_triton(
 ) -> None:
     scenarios = ["gated", "sums", "described", "lacking"]
     given = environment(double_folder, devices=1)
-    code, said = run_forked(WORKER, *scenarios, folder=tmp_path, environment=given, timeout=100)
+    code, said = run_forked(
+        WORKER, *scenarios, folder=tmp_path, environment=given, timeout=100, kind="torch"
+    )
     right = [f"{scenario} right" for scenario in scenarios]
     assert code == 0 and said.splitlines()[-4:] == right, said[-4000:]

@@ -37,17 +37,21 @@ class Output(NamedTuple):
         return f"rank {rank}: 0\n" in self.said and "right" in self.ranks[rank]
 
 
-def run(worker: str, world: int, folder: Path, *before: str, checks: Sequence[str] = ()) -> None:
+def run(
+    worker: str, world: int, folder: Path, *before: str, checks: Sequence[str] = (),
+    kind: str = "",
+) -> None:  # fmt: skip
     """Run a worker as `output_of`. Each rank must end well and say that all was right."""
-    output = output_of(worker, world, folder, *before, checks=checks)
+    output = output_of(worker, world, folder, *before, checks=checks, kind=kind)
     assert output.code == 0, output.said
     for rank, words in enumerate(output.ranks):
         assert output.ended_well(rank), f"rank {rank}: {words}{output.said}"
 
 
 def output_of(
-    worker: str, world: int, folder: Path, *before: str, checks: Sequence[str] = ()
-) -> Output:
+    worker: str, world: int, folder: Path, *before: str, checks: Sequence[str] = (),
+    kind: str = "",
+) -> Output:  # fmt: skip
     """Run `python WORKER [before...] STORE RANK WORLD [checks...]` on every rank of a world.
 
     Args:
@@ -56,22 +60,20 @@ def output_of(
         folder: where the ranks run and meet; what they say goes to files in it.
         before: arguments in front of the store's name.
         checks: arguments behind the number of ranks.
+        kind: what ranks begin with, see `forking.Forked`.
     """
     code, said = run_forked(
         Path(__file__), folder, world, Path(__file__).parent / worker,
         *before, "STORE", "RANK", world, *checks,
-        folder=folder, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=DEADLINE_S,
+        folder=folder, environment={"GLOO_SOCKET_IFNAME": "lo"}, timeout=DEADLINE_S, kind=kind,
     )  # fmt: skip
     files = [folder / f"rank{rank}.txt" for rank in range(world)]
     return Output(code, said, [file.read_text() if file.exists() else "" for file in files])
 
 
 def _fork(folder: Path, world: int, worker: str, arguments: list[str]) -> None:
-    """Import PyTorch, be every rank in a child process, and print how each has ended."""
-    import torch._dynamo
-    import torch.distributed.tensor.parallel
-
-    import ficco  # noqa: F401
+    """Be every rank in a child process, and print how each has ended."""
+    import torch
 
     assert not torch.distributed.is_initialized()
     collect_seldom()

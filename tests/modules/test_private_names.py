@@ -100,7 +100,7 @@ def test_a_private_name_is_noticed(code: str) -> None:
 def test_results_are_right_without_each_private_name(
     which: str, tmp_path: Path, torch: Any
 ) -> None:
-    run("private_worker.py", 2, tmp_path, "cpu", checks=(which,))
+    run("private_worker.py", 2, tmp_path, "cpu", checks=(which,), kind="compiler")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
