@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 from unittest import mock
 
-from hypothesis import reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from ficco import registry
@@ -177,6 +180,25 @@ def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None, gated: boo
     small = draw(st.sampled_from((0, recv_copies.SMALL_BYTES)))  # 0: as of large problems
     with mock.patch.object(recv_copies, "SMALL_BYTES", small):
         return lower(problem, schedule)
+
+
+@cache
+def drawn(
+    count: int, strategy: Callable[..., st.SearchStrategy[Plan]], **kinds: Any
+) -> list[tuple[Plan, int]]:
+    """Return so many plans of a strategy with a random number each, drawn once in a process.
+
+    Tests that edit plans share them: to draw a plan takes longer than to edit and verify it.
+    """
+    found = []
+
+    @settings(max_examples=count)
+    @given(strategy(**kinds), st.integers(0, 2**20))
+    def keep(plan: Plan, number: int) -> None:
+        found.append((plan, number))
+
+    keep()
+    return found
 
 
 @st.composite

@@ -280,7 +280,10 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                     programs = 1 if in_order else min(taken, len(runs)) or len(runs)
                     left = iter(runs)
                     runs = [(flag for part in left for flag in part) for _ in range(programs)]
-                yield from fork((rank, call, step["id"]), dict(enumerate(runs)))
+                if len(runs) == 1:
+                    yield from runs[0]
+                else:
+                    yield from fork((rank, call, step["id"]), dict(enumerate(runs)))
                 hoist((rank, call, step["id"]))
                 release(rank, taken)
                 yield None

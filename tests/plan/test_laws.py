@@ -7,7 +7,7 @@ import os
 import random
 
 import pytest
-from cases import NAMED, ONE_KERNEL, describe, plan_of, plans
+from cases import NAMED, ONE_KERNEL, describe, drawn, plan_of, plans
 from edits import BENIGN, MUTATIONS, dropped, with_steps
 from handmade import HANDMADE
 from hypothesis import given, settings
@@ -65,44 +65,32 @@ def test_json_gives_the_same_plan_back(plan: Plan) -> None:
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
 def test_mutants_that_can_go_wrong_are_rejected(name: str) -> None:
     caught = 0
-
     waiting = name in ("bend_waits", "push_behind_copy")  # in few plans parts wait
     op = "embedding_all_to_all" if name == "bend_mode" else None
-
-    @settings(max_examples=MORE * (300 if waiting else 200))
-    @given(plans(max_world=4, op=op, gated=waiting), st.integers(0, 2**20))
-    def run(plan: Plan, seed: int) -> None:
-        nonlocal caught
+    count = MORE * (300 if waiting else 200)
+    for plan, seed in drawn(count, plans, max_world=4, op=op, gated=waiting):
         mutant = MUTATIONS[name](plan, random.Random(seed))
         if mutant is None or mutant == plan:
-            return
+            continue
         if verify(mutant):
             caught += 1
-            return
+            continue
         wrong = goes_wrong(mutant)
         assert wrong is None, f"{name} seed {seed}: accepted, but {wrong}; {describe(plan)}"
-
-    run()
     assert caught > 10, f"{name} made hardly any plan that is rejected; it tests nothing"
 
 
 @pytest.mark.parametrize("name", sorted(BENIGN))
 def test_benign_edits_are_accepted(name: str) -> None:
     edited = 0
-
-    @settings(max_examples=MORE * 80)
-    @given(plans(max_world=4), st.integers(0, 2**20))
-    def run(plan: Plan, seed: int) -> None:
-        nonlocal edited
+    for plan, seed in drawn(MORE * 200, plans, max_world=4, op=None, gated=False)[: MORE * 80]:
         other = BENIGN[name](plan, random.Random(seed))
         if other is None:
-            return
+            continue
         edited += 1
         found = verify(other)
         assert not found, f"{name} seed {seed}: {found[0]}; {describe(plan)}"
         assert goes_wrong(other, range(1)) is None
-
-    run()
     assert edited > 10, f"{name} hardly ever applies; it tests nothing"
 
 
