@@ -128,11 +128,11 @@ class _Steps:
     ) -> None:
         """Append products (a, c) of rows with a weight; without depth, sums of their bias."""
         products = []
-        for (a, c), biased in zip(pieces, bias, strict=True):
+        for number, ((a, c), biased) in enumerate(zip(pieces, bias, strict=True)):
             columns = (c.col0, c.col1)
             add = (Region(self.rank, names.bias, 0, 1, *columns),) if biased else ()
             if not a.cols:
-                self.add(f"{what}.{c.row0}", "reduce", reads=add, writes=(c,))
+                self.add(f"{what}.{number}", "reduce", reads=add, writes=(c,))
                 continue
             box = (*columns, 0, a.cols) if names.turned else (0, a.cols, *columns)
             products.append(Product(a, Region(self.rank, names.w, *box), c, add=add))

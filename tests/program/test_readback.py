@@ -21,7 +21,7 @@ from ficco.passes import compile_plan
 from ficco.passes.readback import read_back_plan
 from ficco.plan import Plan
 from ficco.plan_json import dumps
-from ficco.problem import Problem
+from ficco.problem import Output, Problem
 from ficco.program import Copy, Gemm, Launch, Program, SignalWrite, Wait
 from ficco.schedule import Schedule
 from ficco.target import HOST, Target, cuda_target, hip_target, own_signals
@@ -124,6 +124,14 @@ def test_products_before_a_kernel_are_a_part_of_the_proof(
     assert not verify(read_back_plan(plan, programs))
     late = [program._replace(entries=program.entries[::-1]) for program in programs]
     assert verify(read_back_plan(plan, late))
+
+
+def test_one_kernel_of_a_rank_without_depth_is_proved() -> None:
+    """Its parts for several peers are zeros, and begin at the same row of their mailboxes."""
+    rows, output = (0, 6, 1, 4), Output((4,) * 4)
+    problem = Problem("matmul_all_reduce", 4, rows, 5, (output,), "bfloat16", depths=(0, 0, 1, 4))
+    plan = lower(problem, replace(Schedule.named("two_shot_sm"), grain=6).resolve(4, MESH))
+    assert not verify(read_back_plan(plan, programs_of(plan, "cuda")))
 
 
 @st.composite
