@@ -1,4 +1,4 @@
-"""Starts programs as forks of a process that has imported PyTorch: see `forking`.
+"""Starts programs as forks of processes that have imported what they need: see `forking`.
 
     python fork_server.py FOLDER
 
@@ -35,7 +35,8 @@ __all__ = ["KINDS", "Request", "be", "collect_seldom"]
 
 _DRIVERS = ("libcuda.so.1", "libamdhip64.so.7")
 KINDS = {  # modules that each kind of fork begins with, beside those of the kinds above
-    "torch": ("torch.distributed.tensor.parallel", "ficco.engines.gpu"),
+    "numpy": ("ficco.oracle", "ficco.runtime.local_gpu"),
+    "torch": ("torch.distributed.tensor.parallel",),
     "compiler": (
         "torch._dynamo.backends.debugging", "torch._inductor.pattern_matcher",
         "functorch.compile",

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from double_control import environment
+from running_workers import run_worker
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 ROOT = WORKER.parents[2]
@@ -50,17 +49,7 @@ UNREPORTED = {
 def run(folder: Path, scenario: str, double: dict[str, Any] | None = None, **words: Any) -> str:
     """Run a scenario of the worker, on a double with these settings; return what it says."""
     given = environment(folder, **{"devices": 8, **(double or {})})
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(WORKER), scenario, json.dumps(words)],
-        env=given | {"OPENBLAS_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stdout[-4000:]
-    return done.stdout
+    return run_worker(WORKER, scenario, given, words)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -283,7 +272,9 @@ def test_kernels_wait_as_streams_do(
 
 
 def test_a_process_ends_while_a_read_stands(double_folder: Path) -> None:
-    run(double_folder, "ended_while_a_read_stands", world=2)
+    """In a process of its own, which ends as Python does."""
+    given = environment(double_folder, devices=8)
+    run_worker(WORKER, "ended_while_a_read_stands", given, {"world": 2}, fresh=True)
 
 
 @pytest.mark.parametrize("single_queue", [0, 1])

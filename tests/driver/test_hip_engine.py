@@ -6,21 +6,19 @@ are the double's own, in place of the kernel, whose code is read in tests/kernel
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from double_control import environment
-from hip_control import run
+from running_workers import run_worker
 
-WORKER = str(Path(__file__).with_name("hip_engine_worker.py"))
+WORKER = Path(__file__).with_name("hip_engine_worker.py")
 
 
 def on_double(folder: Path, scenario: str, double: dict[str, Any], **words: Any) -> str:
     given = environment(folder / "hip_double", **{"devices": 8, **double}) | {"FICCO_PROBES": "0"}
-    text = json.dumps(words)
-    return run(WORKER, scenario, text, env=given | {"OPENBLAS_NUM_THREADS": "1"}, timeout_s=120)
+    return run_worker(WORKER, scenario, given, words)
 
 
 @pytest.mark.parametrize(
