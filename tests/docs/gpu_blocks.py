@@ -8,6 +8,10 @@ from pathlib import Path
 from blocks import ROOT, blocks_of, pages
 
 
+# Blocks are short: their functions have no types. For mypy, in the words that it reads.
+UNTYPED = "# mypy: allow-untyped-defs, allow-untyped-calls\n"
+
+
 def main() -> None:
     """Write a file per page; the names of a page's blocks are common to them."""
     folder = Path(sys.argv[1])
@@ -16,7 +20,7 @@ def main() -> None:
         blocks = [b for b in blocks_of(page) if b.how == "gpu" and b.language == "python"]
         if blocks:
             name = str(page.relative_to(ROOT).with_suffix("")).replace("/", "_").replace("-", "_")
-            text = "\n\n".join(block.text for block in blocks)
+            text = "\n\n".join([*(block.text for block in blocks), UNTYPED])
             (folder / f"{name}.py").write_text(text)
 
 
