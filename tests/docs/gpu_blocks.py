@@ -7,7 +7,6 @@ from pathlib import Path
 
 from blocks import ROOT, blocks_of, pages
 
-
 # Blocks are short: their functions have no types. For mypy, in the words that it reads.
 UNTYPED = "# mypy: allow-untyped-defs, allow-untyped-calls\n"
 
