@@ -1,11 +1,11 @@
 """Starts programs as forks of processes that have imported what they need: see `forking`.
 
-    python fork_server.py FOLDER
+    python fork_server.py DESCRIPTOR...
 
-It listens on the socket FOLDER/KIND for each of KINDS. A program begins with the modules of its
-kind, and of those above it, imported. PyTorch's compiler and ficco's functions import Triton, which
-reads TRITON_INTERPRET then. Nothing is imported before the first request. The server ends when its
-standard input does.
+The descriptors are listening sockets, one for each of KINDS. When a program begins, the modules of
+its kind, and of the kinds above it, are imported already. PyTorch's compiler and ficco's functions
+import Triton, which reads TRITON_INTERPRET at that time. The server imports nothing before the
+first request. It ends at the end of its standard input.
 
 A request is a line of JSON (see `Request`). The answers are two lines: the process's number, and,
 when it has ended, its exit code, negative for a signal.
@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-__all__ = ["KINDS", "Request", "be", "collect_seldom"]
+__all__ = ["KINDS", "Request", "collect_seldom", "run_request"]
 
 _DRIVERS = ("libcuda.so.1", "libamdhip64.so.7")
 KINDS = {  # modules that each kind of fork begins with, beside those of the kinds above
@@ -69,11 +69,11 @@ def collect_seldom() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-def be(request: Request) -> NoReturn:
-    """Run a request as this process, and end."""
+def run_request(request: Request) -> NoReturn:
+    """Run the script of a request in this process, and end the process."""
     code = 1
     try:
-        _become(request)
+        _prepare(request)
         runpy.run_path(request.words[0], run_name="__main__")
         code = 0
     except SystemExit as ended:
@@ -89,7 +89,8 @@ def be(request: Request) -> NoReturn:
         os._exit(code)
 
 
-def _become(request: Request) -> None:
+def _prepare(request: Request) -> None:
+    """Give this process the request's files, environment, folder and arguments."""
     os.setpgid(0, 0)
     for descriptor, path in enumerate(request.files, 1):
         if path is not None:
@@ -189,7 +190,7 @@ class _Server:
                 os.close(mine)
             for other in (client, self._own, *self._others, *self._clients.values()):
                 other.close()
-            be(request)
+            run_request(request)
         self._clients[pid] = client
         client.sendall(f"{pid}\n".encode())
 
@@ -210,8 +211,6 @@ class _Server:
 
 
 if __name__ == "__main__":
-    sockets = {kind: socket.socket(socket.AF_UNIX) for kind in KINDS}
-    for kind, listening in sockets.items():
-        listening.bind(str(Path(sys.argv[1], kind)))
-        listening.listen(64)
-    _Server(sockets).run()
+    descriptors = [int(word) for word in sys.argv[1:]]
+    pairs = zip(KINDS, descriptors, strict=True)
+    _Server({kind: socket.socket(fileno=descriptor) for kind, descriptor in pairs}).run()

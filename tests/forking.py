@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fork_server import Request, be, collect_seldom
+from fork_server import KINDS, Request, collect_seldom, run_request
 
 __all__ = [
     "Forked", "Servers", "collect_seldom", "ended", "fork_from_here", "forked_rank", "run_forked",
@@ -38,9 +38,18 @@ class Servers:
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ficco-forks")
         os.environ[_FOLDER] = self._folder
-        # -P: the installed ficco is imported, not that of the current folder.
-        command = [sys.executable, "-P", Path(__file__).with_name("fork_server.py"), self._folder]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in KINDS]
+            for kind, listening in zip(KINDS, sockets, strict=True):
+                listening.bind(str(Path(self._folder, kind)))
+                listening.listen(64)
+            numbers = [listening.fileno() for listening in sockets]
+            # -P: the installed ficco is imported, not that of the current folder.
+            command = [sys.executable, "-P", Path(__file__).with_name("fork_server.py"), *numbers]
+            self._process = subprocess.Popen(
+                [str(word) for word in command], stdin=subprocess.PIPE, pass_fds=numbers,
+                start_new_session=True,
+            )  # fmt: skip
 
     @staticmethod
     def are_there() -> bool:
@@ -61,17 +70,9 @@ def fork_from_here() -> None:
 
 
 def _requested(request: Request, kind: str) -> socket.socket:
-    """Send a request to a server, which may have to start yet, and return the connection."""
-    path, end = Path(os.environ[_FOLDER], kind), time.monotonic() + 60
-    while True:
-        server = socket.socket(socket.AF_UNIX)
-        try:
-            server.connect(str(path))
-            break
-        except (FileNotFoundError, ConnectionRefusedError):
-            server.close()
-            assert time.monotonic() < end, f"no fork server listens on {path}"
-            time.sleep(0.05)
+    """Send a request to a server, and return the connection."""
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(str(Path(os.environ[_FOLDER], kind)))
     server.sendall(json.dumps(request._asdict()).encode() + b"\n")
     return server
 
@@ -106,7 +107,8 @@ class Forked:
             self._server = None
             self.pid = os.fork()
             if self.pid == 0:
-                be(request)
+                run_request(request)
+            self._ends = os.pidfd_open(self.pid)
             return
         assert None not in files
         kind = kind or ("torch" if "TRITON_INTERPRET" in env else "functions")
@@ -133,7 +135,9 @@ class Forked:
             self._code = self._answer(0)
         elif self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+                os.close(self._ends)
         return self._code
 
     returncode = property(poll)
@@ -148,7 +152,7 @@ class Forked:
             if self._server:
                 self._code = self._answer(left)
             else:
-                time.sleep(0.005)
+                select.select([self._ends], [], [], left)
         assert self._code is not None
         return self._code
 
