@@ -33,7 +33,7 @@ _here = False
 
 
 class Servers:
-    """The servers of this run; they end when `close` is called, or this process has ended."""
+    """The servers of this run. They end when `close` is called, or when this process ends."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ficco-forks")
@@ -89,8 +89,8 @@ class Forked:
         env: its whole environment, once PyTorch is there. From the folders of LD_LIBRARY_PATH it
             takes the drivers (or their test doubles), and no other library.
         folder: where it runs; this process's folder unless given.
-        kind: one of `fork_server.KINDS`, what it begins with; "" is "functions", or "torch" where
-            Triton is to interpret kernels, which it learns when it is imported.
+        kind: one of `fork_server.KINDS`: which modules are imported already. "" is "functions", or
+            "torch" if TRITON_INTERPRET is in `env`, because Triton reads it when it is imported.
     """
 
     def __init__(

@@ -186,9 +186,9 @@ def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None, gated: boo
 def drawn(
     count: int, strategy: Callable[..., st.SearchStrategy[Plan]], **kinds: Any
 ) -> list[tuple[Plan, int]]:
-    """Return so many plans of a strategy with a random number each, drawn once in a process.
+    """Return `count` plans of a strategy, each with a random number, drawn once in a process.
 
-    Tests that edit plans share them: to draw a plan takes longer than to edit and verify it.
+    Tests that edit plans share them, as drawing a plan takes about as long as verifying it.
     """
     found = []
 
