@@ -41,6 +41,9 @@ def arguments() -> argparse.Namespace:
         "--named", default="", metavar="NAMES", help="also time these schedules: two_shot_sm,serial"
     )
     parser.add_argument(
+        "--tune", action="store_true", help="let ficco.tune measure each shape before"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=480.0, metavar="S", help="total time limit"
     )
     parser.add_argument(
@@ -62,7 +65,7 @@ def _document(args: argparse.Namespace) -> dict[str, Any]:
             "shapes": DRAWN, "seed": args.seed, "count": args.count, "rounds": args.rounds,
             "m": "rows on each rank for all-to-all, else over all ranks",
             "figure": "ms a call of the slowest rank; median and interquartile range of rounds",
-            "bar": BAR,
+            "bar": BAR, "tuned": args.tune,
         },
         "reason": "", "summary": {}, "left_out": [], "cases": [],
     }  # fmt: skip
@@ -95,7 +98,8 @@ def main() -> int:
         folder = Path(name)
         todo = {
             "ops": ops, "count": args.count, "seed": args.seed, "rounds": args.rounds,
-            "rivals": args.rivals, "named": [each for each in args.named.split(",") if each],
+            "rivals": args.rivals, "tune": args.tune,
+            "named": [each for each in args.named.split(",") if each],
             "deadline": time.time() + args.seconds,
         }  # fmt: skip
         (folder / "todo.json").write_text(json.dumps(todo))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ficco.modules.overlapping import overlap, restore
     from ficco.modules.sizing import size_windows
     from ficco.modules.table_optimizers import FusedRowWiseAdagrad, FusedSGD
+    from ficco.modules.tuning import tune
     from ficco.node import Node
     from ficco.plan import Plan
     from ficco.planning import Verification, load_plan, lower, save_plan, verify
@@ -90,6 +91,7 @@ _HOMES = {
     "save_plan": "planning",
     "size_windows": "modules.sizing",
     "synchronize": "modules.groups",
+    "tune": "modules.tuning",
     "verify": "planning",
     "window": "device.windows",
     "window_bytes": "modules.groups",
@@ -135,6 +137,7 @@ __all__ = [
     "save_plan",
     "size_windows",
     "synchronize",
+    "tune",
     "verify",
     "window",
     "window_bytes",

@@ -80,6 +80,7 @@ SAME_FLOOR = {
     ("reading", "errors"),
     ("compute", "kernels"),
     ("cli", "report"),
+    ("modules", "measuring"),
     ("modules", "profiling"),
     ("profiling", "measuring"),
     ("node", "node_operators"),

@@ -69,6 +69,12 @@ def measure(
     """Return a shape's result, equal on all ranks. A collective call."""
     run = Measuring(layout, rank, rendezvous, recv)
     call = run.operands.ficco(auto.AUTO)
+    tune_s = None
+    if settings["tune"]:
+        begin = time.perf_counter()
+        with ficco.tune():
+            run.attempt(partial(call, 0))
+        tune_s = max(rendezvous.gather(time.perf_counter() - begin))
     for i in range(2 * OFTEN):  # compile the kernels that calls need
         run.attempt(partial(call, i))
     choices = _choices(layout)
@@ -93,6 +99,7 @@ def measure(
         "case": layout.id, "op": layout.op, "m": layout.m, "n": layout.n, "k": layout.k,
         "auto": {regime: text_of(each.schedule) for regime, each in choices.items()},
         "by": {regime: each.by for regime, each in choices.items()},
+        **({} if tune_s is None else {"tune_s": round(tune_s, 3)}),
         "predicted_ms": {regime: each.predicted_ms for regime, each in choices.items()},
         "ms": ms,
         "verdicts": {regime: each for regime, each in verdicts.items() if each},

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ficco import selector
+from ficco.engines.group_kernels import is_own
+from ficco.machine import Machine
 from ficco.modules import groups, host_profile
 from ficco.modules.groups import log
 from ficco.problem import Problem
@@ -15,13 +19,26 @@ from ficco.runtime.gpus_of_group import vendor
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
-__all__ = ["AUTO", "automatic", "choice", "regime", "schedule_for_capture", "waits_for_kernels"]
+__all__ = [
+    "AUTO",
+    "Tuned",
+    "automatic",
+    "choice",
+    "kernels_of",
+    "ranked",
+    "regime",
+    "schedule_for_capture",
+    "tuned",
+    "waits_for_kernels",
+]
 
 if TYPE_CHECKING:
     from ficco.engines.group_kernels import GroupKernels
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
 AUTO = "auto"
+Tuned = dict[str, dict[str, selector.Choice]]  # by problem (its `agreed` as JSON), by regime
+tuned: WeakKeyDictionary[ProcessRuntime, Tuned] = WeakKeyDictionary()  # choices of `ficco.tune`
 _logged: set[tuple[str, ...]] = set()  # choices whose reasons were logged
 
 
@@ -89,7 +106,7 @@ def schedule_for_capture(
 
 def _compiled(problem: Problem, schedule: Schedule, runtime: Any, device: torch.device) -> bool:
     """Compile the missing kernels of a call; return False if they cannot be compiled."""
-    own = _kernels_of(runtime, device)
+    own = kernels_of(runtime, device)
     if own is None or regime() == "captured" or own.has(problem, schedule):
         return True
     return own.compile([(problem, schedule)])
@@ -100,7 +117,7 @@ def waits_for_kernels(problem: Problem, runtime: Any, device: torch.device) -> b
 
     All ranks call this once per operator call. If it is true, the call must not be cached.
     """
-    own = _kernels_of(runtime, device)
+    own = kernels_of(runtime, device)
     if own is None or not own.compiles or not own.waits(problem) or regime() == "captured":
         return False
     for when in ("eager", "captured"):
@@ -111,7 +128,8 @@ def waits_for_kernels(problem: Problem, runtime: Any, device: torch.device) -> b
     return False
 
 
-def _kernels_of(runtime: Any, device: torch.device) -> GroupKernels | None:
+def kernels_of(runtime: Any, device: torch.device) -> GroupKernels | None:
+    """Return the kernels of ficco that a group's ranks have; None: it runs on the CPU."""
     return getattr(runtime, "kernels", None) if device.type == "cuda" else None
 
 
@@ -137,7 +155,7 @@ def choice(
     Raises:
         MachineError: the given profile is for another machine.
     """
-    own = _kernels_of(runtime, device)
+    own = kernels_of(runtime, device)
 
     def chosen(kernels: bool) -> selector.Choice:
         return _chosen(problem, runtime, device, when or regime(), kernels)
@@ -153,15 +171,45 @@ def choice(
 def _chosen(
     problem: Problem, runtime: ProcessRuntime, device: torch.device, when: str, kernels: bool
 ) -> selector.Choice:
-    on_gpu = device.type == "cuda"
     if reason := getattr(runtime, "no_overlap", ""):
         return selector.plain(problem.world, runtime.machine, reason)
-    name = _name(device.index or 0) if on_gpu else ""
-    driver = vendor().served_version() if on_gpu else None
-    machine = runtime.machine if on_gpu else host_profile.machine_of(runtime)
-    return selector.automatic(
-        problem, machine, name, when, driver, kernels, alone=groups.alone() and kernels
-    )
+    alone = groups.alone() and kernels
+    found = _tuned(problem, runtime, when)
+    if found is not None and _can_run(found.schedule, kernels, alone):
+        return found
+    machine, name = _machine_and_name(runtime, device)
+    driver = vendor().served_version() if name else None
+    return selector.automatic(problem, machine, name, when, driver, kernels, alone)
+
+
+def _can_run(schedule: Schedule, kernels: bool, alone: bool) -> bool:
+    return (kernels or not is_own(schedule)) and (alone or not selector.waits_for_peers(schedule))
+
+
+def _tuned(problem: Problem, runtime: ProcessRuntime, when: str) -> selector.Choice | None:
+    """Return the choice of `ficco.tune` for a problem in a regime, if there is one."""
+    if not (of_runtime := tuned.get(runtime)):
+        return None
+    return of_runtime.get(json.dumps(problem.agreed()), {}).get(when)
+
+
+def ranked(
+    problem: Problem, runtime: ProcessRuntime, device: torch.device, when: str
+) -> tuple[list[Schedule], bool]:
+    """Return the schedules that a call can run in a regime; see `selector.ranked`."""
+    if getattr(runtime, "no_overlap", ""):
+        return [selector.serial(problem.world, runtime.machine)], True
+    own = kernels_of(runtime, device)
+    kernels = not (own and own.reason)
+    machine, name = _machine_and_name(runtime, device)
+    return selector.ranked(problem, machine, name, when, kernels, groups.alone() and kernels)
+
+
+def _machine_and_name(runtime: ProcessRuntime, device: torch.device) -> tuple[Machine, str]:
+    """Return the machine of a group's choices, and the name of its GPUs; empty: the CPU."""
+    if device.type == "cuda":
+        return runtime.machine, _name(device.index or 0)
+    return host_profile.machine_of(runtime), ""
 
 
 @lru_cache(maxsize=256)

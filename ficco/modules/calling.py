@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +20,7 @@ from ficco.compute.torch_dtypes import NAME_OF, PROBLEM_NAME_OF
 from ficco.dtypes import ALL, DTYPES
 from ficco.engines.available_memory import LOOKED_AT, check_host
 from ficco.errors import InputError, ScheduleError
-from ficco.modules import groups
+from ficco.modules import groups, tuning
 from ficco.modules.auto import AUTO, automatic, regime, schedule_for_capture, waits_for_kernels
 from ficco.modules.call_cache import (
     CachedCall,
@@ -230,14 +230,30 @@ class Call:
             with torch.cuda.device(self.device):
                 return self._run_on_gpu(problem, tensors, named)
         runtime = groups.runtime(self.group)
-        chosen = self._chosen(problem, named, runtime)
-        ys = self._outputs(problem)
-        arrays = {name: _array(tensor) for name, tensor in tensors.items() if name != "like"}
-        for name in filter(is_input, arrays):
-            arrays[name] = row_contiguous(arrays[name], NUMPY)
-        arrays |= {f"y{i}": _array(as_matrix(y)) for i, y in enumerate(ys)}
-        runtime.execute(problem, chosen, arrays)
-        return ys
+        if named is None and tuning.is_due(problem, runtime):
+            make = partial(self._on_host_by, problem, tensors)
+            tuning.measure(problem, runtime, self.group, self.device, make)
+        return self._on_host_by(problem, tensors, runtime, self._chosen(problem, named, runtime))()
+
+    def _on_host_by(
+        self,
+        problem: Problem,
+        tensors: dict[str, Tensor],
+        runtime: ProcessRuntime,
+        schedule: Schedule,
+    ) -> Callable[[], list[Tensor]]:
+        """Return a function that makes the call on the CPU, and returns its outputs."""
+
+        def call() -> list[Tensor]:
+            ys = self._outputs(problem)
+            arrays = {name: _array(tensor) for name, tensor in tensors.items() if name != "like"}
+            for name in filter(is_input, arrays):
+                arrays[name] = row_contiguous(arrays[name], NUMPY)
+            arrays |= {f"y{i}": _array(as_matrix(y)) for i, y in enumerate(ys)}
+            runtime.execute(problem, schedule, arrays)
+            return ys
+
+        return call
 
     def _run_plain(self, problem: Problem, tensors: dict[str, Tensor]) -> list[Tensor]:
         program = library_programs.program_of(problem, self.rank)
@@ -249,9 +265,13 @@ class Call:
     ) -> list[Tensor]:
         """Enqueue the problem on the current stream."""
         runtime = groups.gpu_runtime(self.group, self.device)
-        changes = groups.changes()  # before the choice
         if runtime is None:  # the reason was logged when the group was opened
             return self._run_plain(problem, tensors)
+        if named is None and tuning.is_due(problem, runtime):
+            make = partial(self._on_gpu_by, problem, tensors)
+            tuning.measure(problem, runtime, self.group, self.device, make)
+            runtime.repeats(problem)  # this call was made before
+        changes = groups.changes()  # before the choice
         since = changes, runtime.moves if named is None else None
         chosen = self._chosen(problem, named, runtime)
         captured = None
@@ -304,13 +324,32 @@ class Call:
         since: tuple[int, int | None],
     ) -> None:
         if self.key is not None:
-            shapes, plainly = tuple(self._shapes(problem)), chosen.transport == "collective"
-            even = _needs_even(runtime)
-            takes = tuple((name, taken_as(name, plainly, even)) for name in tensors)
-            call = CachedCall(
-                runtime, problem, chosen, takes, shapes, ready, since, tuple(self.lengths)
-            )
-            keep(self.key, call)
+            keep(self.key, self._repeated(problem, chosen, runtime, tensors, ready, since))
+
+    def _repeated(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        runtime: Any,
+        tensors: Iterable[str],
+        ready: bool,
+        since: tuple[int, int | None],
+    ) -> CachedCall:
+        """Return the call as one that is repeated; see `CachedCall`."""
+        shapes, plainly = tuple(self._shapes(problem)), schedule.transport == "collective"
+        even = _needs_even(runtime)
+        takes = tuple((name, taken_as(name, plainly, even)) for name in tensors)
+        return CachedCall(
+            runtime, problem, schedule, takes, shapes, ready, since, tuple(self.lengths)
+        )
+
+    def _on_gpu_by(
+        self, problem: Problem, tensors: dict[str, Tensor], runtime: Any, schedule: Schedule
+    ) -> Callable[[], object]:
+        """Return a function that enqueues the call as one that is repeated."""
+        since = groups.changes(), None
+        call = self._repeated(problem, schedule, runtime, tensors, True, since)
+        return partial(call.run, list(tensors.values()))
 
     def _chosen(
         self, problem: Problem, named: Schedule | None, runtime: ProcessRuntime

@@ -251,7 +251,7 @@ def _schedule(layer: Layer, reasons: list[str], measured: bool) -> str:
         return f"schedule: auto, not chosen yet ({shape}){why}"
     chunked = "one shard in" if choice.schedule.taper == "edge" else "with"
     chunks = f" {chunked} {choice.schedule.chunks} chunks" if choice.schedule.chunks > 1 else ""
-    verb = "measured" if choice.by == "book" else "expected"
+    verb = "measured" if choice.by in ("book", "measurement") else "expected"
     serial = [ms for s, ms in choice.alternatives if s.name == "serial"]
     gain = ""
     if choice.predicted_ms and serial:

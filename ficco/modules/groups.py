@@ -39,6 +39,7 @@ __all__ = [
     "device_of",
     "disabled",
     "fallback_reason",
+    "forget_calls",
     "gpu_runtime",
     "log",
     "opened",
@@ -69,7 +70,7 @@ _DESTROYED = (
     "group: it was destroyed by destroy_process_group(); make another by "
     "torch.distributed.new_group() on all ranks and pass that"
 )
-_changes = [0]  # counts how often a group was opened or closed for GPUs
+_changes = [0]  # counts how often cached calls became invalid
 
 
 def disabled() -> bool:
@@ -253,7 +254,7 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     runtime.kernels = kernels
     _gpu_runtimes[pg] = runtime
     _note_devices()
-    _count_change()
+    forget_calls()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)
 
 
@@ -343,13 +344,11 @@ def _one_queue() -> bool:
 
 
 changes: Callable[[], int] = partial(_changes.__getitem__, 0)
-"""Returns a number that changes whenever a group is opened or closed for GPUs.
-
-No Python function, because each call asks.
-"""
+"""Returns a number that changes at every `forget_calls`. No Python function: each call asks."""
 
 
-def _count_change() -> None:
+def forget_calls() -> None:
+    """Drop all cached calls, because a group was opened or closed, or `auto` is to choose anew."""
     _changes[0] += 1
 
 
@@ -486,7 +485,7 @@ def close(group: Any = None) -> None:
     for kind in (_runtimes, _gpu_runtimes):
         open_runtime = kind.pop(pg, None)
         if open_runtime is not None:
-            _count_change()
+            forget_calls()
             _note_devices()
             open_runtime.close()
 

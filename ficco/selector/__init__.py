@@ -38,6 +38,9 @@ __all__ = [
     "plain",
     "profile_for",
     "quick",
+    "ranked",
+    "serial",
+    "waits_for_peers",
 ]
 
 METHODS = ("book", "simulator", "rule")
@@ -56,9 +59,10 @@ class Choice:
 
     Attributes:
         schedule: the chosen schedule, resolved.
-        predicted_ms: predicted ms per call, or from a book the measured ms; None: no profile. The
+        predicted_ms: predicted ms per call, or the measured ms of a book or of `ficco.tune`; None:
+            no profile. The
             rule predicts eager calls on GPUs for a host that does other work between them.
-        by: one of METHODS.
+        by: one of METHODS, or "measurement": `ficco.tune` has timed the schedules.
         reasons: the reasons in words, the most important first.
         alternatives: other candidates with their ms, fastest first; from a book, only serial.
     """
@@ -180,7 +184,6 @@ def automatic(
     """
     environment_book()  # as in `choose`
     profile = profile_for(machine, device, problem.world)
-    pools = problem.flow.pools
     if profile is None:
         how = "" if device else f" --processes --ranks {problem.world}"
         reason = (
@@ -188,11 +191,43 @@ def automatic(
             f"more, so nothing can be promised; `ficco doctor --profile FILE{how}` "
             "measures one, FICCO_MACHINE=FILE names it"
         )
-    elif pools or profile.multiplies(problem.dtype):
+    elif _is_known(problem, profile):
         return quick(problem, profile, regime, driver, gates, alone)
     else:
         reason = f"profile {profile.name} has no GEMM rate for {problem.dtype}"
     return plain(problem.world, machine, reason)
+
+
+def ranked(
+    problem: Problem,
+    machine: Machine,
+    device: str,
+    regime: str,
+    gates: bool = True,
+    alone: bool = True,
+) -> tuple[list[Schedule], bool]:
+    """Return the schedules that a group's call can run, and whether the rule has ranked them.
+
+    The fastest predictions are first. Without a profile of the devices, `serial` is first and the
+    others are in no order.
+
+    Args and errors: as `automatic`; no book is read.
+    """
+    profile, facts = profile_for(machine, device, problem.world), facts_of(problem)
+    if profile is None or not _is_known(problem, profile):
+        return list(candidates(facts, machine, gates, alone)), False
+    predicted = _by_rule(facts, profile, regime, gates, alone)
+    return [schedule for schedule, _ in sorted(predicted, key=lambda entry: entry[1])], True
+
+
+def waits_for_peers(schedule: Schedule) -> bool:
+    """Return whether a schedule's kernels wait for data from peers' kernels."""
+    return schedule.transport == "sm" or schedule.sums == "within"
+
+
+def _is_known(problem: Problem, profile: Machine) -> bool:
+    """Return whether a profile has the rates that predictions for a problem need."""
+    return problem.flow.pools or profile.multiplies(problem.dtype)
 
 
 @lru_cache(maxsize=64)
@@ -210,8 +245,7 @@ def _quick(
     choice, passed = _by_book(facts, machine, regime, None, driver, False)
     if choice is not None:
         schedule = choice.schedule
-        waits = schedule.transport == "sm" or schedule.sums == "within"
-        if (gates or schedule.compute != "gated") and (alone or not waits):
+        if (gates or schedule.compute != "gated") and (alone or not waits_for_peers(schedule)):
             return choice
     predicted = _by_rule(facts, machine, regime, gates, alone)
     return decide(predicted, facts, machine, "rule", passed)

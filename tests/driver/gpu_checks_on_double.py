@@ -69,7 +69,7 @@ def pass_for_a_gpu(rank: int, world: int, folder: Path) -> None:
             here.synchronize()
             here.stream = here.compute._thread.stream = here.compute.streams[rank] = before
 
-    def graph(made: Any, stream: Any = None) -> Any:
+    def graph(made: Any, stream: Any = None, **_: Any) -> Any:
         @contextmanager
         def capturing() -> Iterator[None]:
             with on(stream or SimpleNamespace(cuda_stream=int(here.cuda.stream()))):
@@ -87,7 +87,7 @@ def pass_for_a_gpu(rank: int, world: int, folder: Path) -> None:
         "CUDAGraph": Graph, "graph": graph, "stream": on,
         "Stream": lambda: SimpleNamespace(cuda_stream=int(here.cuda.stream())),
         "_sleep": lambda cycles: control.stall_stream(here.stream, cycles / _CYCLES_PER_S),
-        "empty_cache": lambda: None,
+        "empty_cache": lambda: None, "graph_pool_handle": lambda: None,
     }  # fmt: skip
     for name, value in given.items():
         setattr(gpus, name, value)

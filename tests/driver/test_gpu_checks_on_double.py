@@ -32,7 +32,7 @@ SCENARIOS: list[tuple[str, dict[str, Any]]] = [
     ("fuzz", {"calls": 20}), ("replay", {"replays": 10}), ("few_rows", {"calls": 4}),
     ("capture_rules", {}), ("functions", {}),
     ("faults", _FAULTS), ("faults", {**_FAULTS, "few_rows": True}), ("aside", {}),
-    ("random", {"seed": 1, "calls": 40}),
+    ("tuned", {}), ("random", {"seed": 1, "calls": 40}),
 ]  # fmt: skip
 
 
@@ -95,7 +95,8 @@ def test_ranks_serve_on_the_cpu(
     found = Group(2, tmp_path, {}, (sys.executable, "-P", str(SERVE), "cpu"))
     try:
         for scenario, words, right in (
-            ("measured", {}, True), ("shards", {}, True), ("functions", {"fallback": True}, False),
+            ("measured", {}, True), ("shards", {}, True), ("tuned", {}, True),
+            ("functions", {"fallback": True}, False),
         ):  # fmt: skip
             ran = found.check(Check(scenario, scenario), words, LIMIT_S)
             assert bool(ran.wrong) != right, ran.wrong

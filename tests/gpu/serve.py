@@ -38,6 +38,7 @@ import torch.distributed as dist
 from device_kernels import device_kernels
 from rank import Rank
 from torch.distributed.device_mesh import init_device_mesh
+from tuned import tuned
 
 import ficco
 
@@ -76,6 +77,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "functions": scenarios.functions,
     "gradients": _gradients,
     "tables": _tables,
+    "tuned": tuned,
     "random": at_random.at_random,
     "pooling_at_random": pooling_at_random.pooling_at_random,
     **{name: partial(_overlap, each) for name, each in overlapping.SCENARIOS.items()},

@@ -1,0 +1,274 @@
+"""tune(): `auto` measures the calls that are made in a context, instead of predicting them.
+
+At the first call of a problem in the context, all ranks run the most promising schedules in turns,
+on the call's own tensors, and exchange their times. They run in a second runtime, which is closed
+when the context ends. So the windows of the group grow only as far as its own calls need them, its
+failures stay apart, and graphs of the measurement are none of the group's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ficco import compute as computes
+from ficco.checking import whole_number
+from ficco.errors import EngineError, InputError, duration_text
+from ficco.modules import auto, groups, host_profile
+from ficco.modules.groups import log
+from ficco.modules.turns import fastest, ms_by_regime
+from ficco.problem import Problem
+from ficco.runtime.call_words import call_in_words
+from ficco.runtime.failures import ALIKE
+from ficco.runtime.process import ProcessRuntime
+from ficco.schedule import Schedule
+from ficco.selector import Choice, serial
+from ficco.selector.candidates import plainness
+
+__all__ = ["Maker", "is_due", "measure", "tune"]
+
+MEASUREMENT = "measurement"  # what choices are made by
+MOST_SCHEDULES = 64
+_PLAINER = 0.01  # a plainer schedule is taken if it takes at most this much longer
+_WAITED, _WAITED_MS = 0.03, 0.005  # how much longer than serial a call that is waited for may take
+
+# Returns a function that makes the call in a runtime by a schedule.
+Maker = Callable[[ProcessRuntime, Schedule], Callable[[], object]]
+
+
+class _Session:
+    """A context of `tune`.
+
+    Attributes:
+        most: how many schedules are measured of a problem, for each regime, with `serial`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._apart: dict[ProcessRuntime, ProcessRuntime] = {}
+        self._seen: set[tuple[ProcessRuntime, str]] = set()
+
+    def begins(self, runtime: ProcessRuntime, problem: Problem) -> bool:
+        """Return whether this is the first call of a problem in the context."""
+        key = runtime, _key(problem)
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+    def apart(self, runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
+        """Return the second runtime of a group, opened now if necessary. A collective call."""
+        if runtime not in self._apart:
+            self._apart[runtime] = _opened(runtime, group)
+        return self._apart[runtime]
+
+    def drop(self, runtime: ProcessRuntime, error: Exception | None = None) -> None:
+        """Close the second runtime of a group, if it is open; tell peers in a call of the error."""
+        apart = self._apart.pop(runtime, None)
+        if apart is not None and error is not None:
+            apart.refuse(error)
+        if apart is not None:
+            apart.close()
+
+    def close(self) -> None:
+        """Close all second runtimes."""
+        for runtime in list(self._apart):
+            self.drop(runtime)
+
+
+_sessions: list[_Session] = []  # of contexts that have not ended; the last one is in use
+
+
+@contextmanager
+def tune(*, schedules: int = 4) -> Iterator[None]:
+    """Measure the calls with schedule="auto" in a context, instead of predicting their times.
+
+    The first call of each problem in the context runs several schedules a few times, on its own
+    tensors, which takes about half a second. The ranks exchange the times, and take the fastest
+    schedule for this and all later calls of the problem, until the group is closed. Calls on GPUs
+    are timed eagerly and in CUDA graphs; each kind of call gets its own choice. Calls in the
+    backward pass are measured, too. `ficco.explain` and `FICCO_LOG=INFO` show the times.
+
+    Predictions do not know shapes for which the GEMM library is unusually fast or slow. Tune the
+    calls of a warm-up where they matter. All ranks of a group enter the context before the same
+    call. It needs memory for a second set of windows, and results of calls. If a measurement fails,
+    a warning says why, and the prediction is used.
+
+    Args:
+        schedules: how many schedules are measured, in each regime those with the fastest
+            predictions, and `serial`: 1 to 64. If there is no profile of the devices, all schedules
+            are timed once, and the fastest are measured.
+
+    Raises:
+        InputError: `schedules` is not a number from 1 to 64.
+
+    Example:
+        >>> x, w = torch.ones(4, 2), torch.ones(2, 3)
+        >>> with ficco.tune():
+        ...     y = ficco.all_gather_matmul(x, w)  # measures; later calls use the fastest schedule
+        >>> y.shape
+        torch.Size([4, 3])
+    """
+    session = _Session(whole_number(schedules, "schedules", 1, MOST_SCHEDULES))
+    _sessions.append(session)
+    groups.forget_calls()
+    try:
+        yield
+    finally:
+        _sessions.remove(session)
+        session.close()
+
+
+def is_due(problem: Problem, runtime: ProcessRuntime) -> bool:
+    """Return whether a call with schedule="auto" is to be measured first; the answer is used once.
+
+    All ranks get the same answer for the same call, if all are in a context of `tune`.
+    """
+    if not _sessions or runtime.world == 1 or auto.regime() == "captured":
+        return False
+    return _sessions[-1].begins(runtime, problem)
+
+
+def measure(
+    problem: Problem, runtime: ProcessRuntime, group: Any, device: torch.device, make: Maker
+) -> None:
+    """Measure a problem, and let `auto` choose by the times. A collective call.
+
+    Args:
+        problem: of the call.
+        runtime: of its group.
+        group: its ProcessGroup.
+        device: where it runs.
+        make: returns a function that makes the call.
+
+    Raises:
+        EngineError: another rank makes another call, or does not measure it.
+    """
+    if device.type == "cpu":
+        host_profile.measure_once(runtime, group, problem)
+    session, why = _sessions[-1], ""
+    schedules, are_ranked = _schedules(problem, runtime, device, session.most)
+    if len(schedules) == 1:
+        return
+    ms: dict[str, list[float]] = {}
+    try:
+        apart = session.apart(runtime, group)
+        runs = _runs(schedules, apart, make)
+        if not are_ranked:
+            places = fastest(list(runs.values()), session.most + 1, apart, device)
+            runs = dict([list(runs.items())[place] for place in places])
+        schedules, ms = list(runs), ms_by_regime(list(runs.values()), apart, device)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        session.drop(runtime, error)  # which ends the measurement of the other ranks
+    reasons = runtime.gathered(why[:1000])
+    if any(reasons):
+        session.drop(runtime)
+        rank = next(rank for rank, reason in enumerate(reasons) if reason)
+        log.warning("%s is not measured, so its time is predicted: rank %d: %s", problem.op, rank,
+                    reasons[rank])  # fmt: skip
+        return
+    regimes = [when for when in ms if when != "synchronized"]
+    choices = {when: _chosen(schedules, ms, when) for when in regimes}
+    auto.tuned.setdefault(runtime, {})[_key(problem)] = choices
+    for when, choice in choices.items():
+        log.info("%s, %s: %s", problem.op, when, "; ".join(choice.reasons))
+
+
+def _key(problem: Problem) -> str:
+    return json.dumps(problem.agreed())
+
+
+def _opened(runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
+    """Open a second runtime of a group, with the options of the first one."""
+    options = runtime.machine, runtime.timeout_s, runtime.most_window_bytes
+    if runtime.machine.engine == "host":
+        machine, timeout_s, most = options
+        return ProcessRuntime(group, machine, computes.named(runtime.compute), timeout_s, most)
+    from ficco.runtime.process_gpu import GpuProcessRuntime
+
+    apart = GpuProcessRuntime(group, *options)
+    apart.kernels = getattr(runtime, "kernels", None)
+    return apart
+
+
+def _schedules(
+    problem: Problem, runtime: ProcessRuntime, device: torch.device, most: int
+) -> tuple[list[Schedule], bool]:
+    """Return the schedules to measure, `serial` first, and whether they are ranked.
+
+    They are those of rank 0, as ranks may know different sizes of their peers. Kernels that the
+    pack lacks are compiled.
+
+    Raises:
+        EngineError: another rank makes another call.
+    """
+    regimes = ("eager", "captured") if device.type == "cuda" else ("eager",)
+    found = {serial(problem.world, runtime.machine): None}
+    all_ranked = True
+    for when in regimes:
+        ranked, are_ranked = auto.ranked(problem, runtime, device, when)
+        all_ranked = all_ranked and are_ranked
+        found |= dict.fromkeys(ranked[:most] if are_ranked else ranked)
+        found[auto.choice(problem, runtime, device, when).schedule] = None  # a book's, perhaps
+    brought = {"problem": problem.agreed(), "schedules": [each.to_json() for each in found]}
+    call = call_in_words(problem, None, runtime.rank)
+    by_rank = runtime.gathered({**brought, "call": call, "ranked": all_ranked}, call)
+    for rank, other in enumerate(by_rank):
+        if other["problem"] != by_rank[0]["problem"]:
+            raise EngineError(
+                f"rank {rank} measures another call than rank 0. {by_rank[0]['call']} "
+                f"{other['call']} {ALIKE}."
+            )
+    schedules = [Schedule.from_json(each) for each in by_rank[0]["schedules"]]
+    own = auto.kernels_of(runtime, device)
+    if own is not None:
+        own.compile([(problem, schedule) for schedule in schedules])
+        schedules = [schedule for schedule in schedules if own.has(problem, schedule)]
+    return schedules, by_rank[0]["ranked"]
+
+
+def _runs(
+    schedules: Sequence[Schedule], runtime: ProcessRuntime, make: Maker
+) -> dict[Schedule, Callable[[], object]]:
+    """Return functions that make the call, by schedule; without schedules that do not fit."""
+    runs: dict[Schedule, Callable[[], object]] = {}
+    for schedule in schedules:
+        run = make(runtime, schedule)
+        try:
+            run()
+        except (InputError, MemoryError) as error:  # on all ranks
+            log.info("%s is not measured: %s", schedule.name, error)
+        else:
+            runs[schedule] = run
+    return runs
+
+
+def _chosen(schedules: Sequence[Schedule], ms: dict[str, list[float]], when: str) -> Choice:
+    """Return the choice of a regime: the fastest schedule, or a plainer one that is as fast.
+
+    One eager choice serves calls back to back, and calls that are waited for: of schedules that are
+    not slower than `serial` where calls are waited for, it is the fastest back to back.
+    """
+    times, places = ms[when], list(range(len(schedules)))
+    if when == "eager" and (waited := ms.get("synchronized")):
+        most = waited[0] + max(_WAITED * waited[0], _WAITED_MS)
+        places = [place for place in places if waited[place] <= most]
+    least = min(times[place] for place in places)
+    near = [place for place in places if times[place] <= least * (1 + _PLAINER)]
+    best = min(near, key=lambda place: plainness(schedules[place]))
+    ranked = sorted(range(len(schedules)), key=times.__getitem__)
+    words = [
+        f"{schedules[place].name}, grain {schedules[place].grain_text}: "
+        f"{duration_text(times[place])}"
+        for place in ranked
+    ]
+    others = tuple((schedules[place], times[place]) for place in ranked if place != best)
+    reasons = (
+        f"measured here by ficco.tune, {times[0] / times[best]:.2f} times as fast as serial",
+        f"times of a call: {', '.join(words)}",
+    )
+    return Choice(schedules[best], times[best], MEASUREMENT, reasons, others)

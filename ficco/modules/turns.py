@@ -1,0 +1,163 @@
+"""Time several ways to make a call, in turns, on all ranks of a group.
+
+Calls are timed as `ficco.measuring.clock` says: back to back ("eager"), waited for
+("synchronized"), and in a CUDA graph ("captured"); on the CPU back to back only. A figure is the
+median over rounds of the slowest rank's time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ficco.measuring.clock import calls_for, device_ms
+from ficco.runtime.object_exchange import gathered_objects
+from ficco.runtime.process import ProcessRuntime
+
+__all__ = ["fastest", "ms_by_regime"]
+
+WARM_UP_CALLS = 3  # the first ones bind a program, grow windows and prepare the call
+MIN_ROUNDS, MAX_ROUNDS = 3, 9
+BUDGET_S = 0.5  # for the rounds of one problem
+
+Run = Callable[[], object]
+
+
+class _Turn(NamedTuple):
+    """Some calls that are timed together.
+
+    Attributes:
+        regime: how they are made.
+        time_ms: makes them, and returns ms per call.
+    """
+
+    regime: str
+    time_ms: Callable[[], float]
+
+
+def fastest(
+    runs: Sequence[Run], count: int, runtime: ProcessRuntime, device: torch.device
+) -> list[int]:
+    """Return the places of the ways that are fastest in a single turn, at most `count`.
+
+    The first way is always among them. A collective call; see `ms_by_regime`.
+    """
+    _warm_up(runs, runtime, device)
+    calls = _calls(runs[0], runtime, device)
+    times = [_in_turn(_back_to_back(run, calls, device), runtime, device) for run in runs]
+    order = sorted(range(len(runs)), key=_slowest(times, runtime).__getitem__)
+    return [0, *[place for place in order if place][: count - 1]]
+
+
+def ms_by_regime(
+    runs: Sequence[Run], runtime: ProcessRuntime, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the ms per call of every way, by regime. A collective call.
+
+    All ranks pass the same ways in the same order, and get equal figures.
+
+    Args:
+        runs: make a call each, on the current stream.
+        runtime: the runtime of the calls.
+        device: of the calls.
+
+    Raises:
+        TimeoutExceeded, EngineError: a call failed, or a rank has left.
+    """
+    _warm_up(runs, runtime, device)
+    calls = _calls(runs[0], runtime, device)
+    turns = [_Turn("eager", _back_to_back(run, calls, device)) for run in runs]
+    if device.type == "cuda":
+        turns += [_Turn("synchronized", _waited_for(run, device)) for run in runs]
+        turns += [_Turn("captured", replay) for replay in _replays(runs, calls)]
+    begin = time.perf_counter()
+    for turn in turns:  # the first round is not counted
+        _in_turn(turn.time_ms, runtime, device)
+    round_s = max(runtime.gathered(time.perf_counter() - begin))
+    rounds = min(max(int(BUDGET_S / round_s), MIN_ROUNDS), MAX_ROUNDS)
+    times: list[list[float]] = [[] for _ in turns]
+    for number in range(rounds):
+        for place in range(len(turns)):
+            at = (place + number) % len(turns)
+            times[at].append(_in_turn(turns[at].time_ms, runtime, device))
+    slowest = _slowest([ms for each in times for ms in each], runtime)
+    found: dict[str, list[float]] = {}
+    for at, turn in enumerate(turns):
+        own_ms = slowest[at * rounds : (at + 1) * rounds]
+        found.setdefault(turn.regime, []).append(statistics.median(own_ms))
+    return found
+
+
+def _warm_up(runs: Sequence[Run], runtime: ProcessRuntime, device: torch.device) -> None:
+    """Make every call a few times; the ranks come and leave together."""
+    _meet(runtime, device)  # here a rank that has failed is missed; no collective waits for it yet
+    for run in list(runs) * WARM_UP_CALLS:
+        run()
+    _meet(runtime, device)
+
+
+def _calls(run: Run, runtime: ProcessRuntime, device: torch.device) -> int:
+    """Return the number of calls of a turn: even, as calls alternate between window copies."""
+    ms = _in_turn(_back_to_back(run, 2, device), runtime, device)
+    return calls_for(max(runtime.gathered(ms)))
+
+
+def _in_turn(time_ms: Callable[[], float], runtime: ProcessRuntime, device: torch.device) -> float:
+    _meet(runtime, device)
+    return time_ms()
+
+
+def _meet(runtime: ProcessRuntime, device: torch.device) -> None:
+    """Wait until all ranks have ended their calls."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    runtime.gathered(None)
+
+
+def _slowest(own_ms: Sequence[float], runtime: ProcessRuntime) -> list[float]:
+    """Return the maximum of each time over all ranks."""
+    return [max(ms) for ms in zip(*gathered_objects(runtime, list(own_ms)), strict=True)]
+
+
+def _back_to_back(run: Run, calls: int, device: torch.device) -> Callable[[], float]:
+    def time_ms() -> float:
+        if device.type == "cuda":
+            for _ in range(2):  # the stream must not be empty when the clock starts
+                run()
+            return device_ms(run, calls)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return 1e3 * (time.perf_counter() - begin) / calls
+
+    return time_ms
+
+
+def _waited_for(run: Run, device: torch.device) -> Callable[[], float]:
+    def time_ms() -> float:
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize(device)
+        return 1e3 * (time.perf_counter() - begin)
+
+    return time_ms
+
+
+def _replays(runs: Sequence[Run], calls: int) -> list[Callable[[], float]]:
+    """Capture the calls of each way into a graph; return functions that time its replay."""
+    gpus: Any = torch.cuda
+    pool = gpus.graph_pool_handle()  # results may share memory: nobody reads them
+
+    def replay_of(run: Run) -> Callable[[], float]:
+        graph = gpus.CUDAGraph()
+        # Other threads, as those of data loaders, may call the driver meanwhile.
+        with gpus.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            for _ in range(calls):
+                run()
+        return lambda: device_ms(graph.replay) / calls
+
+    return [replay_of(run) for run in runs]
