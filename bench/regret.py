@@ -6,6 +6,7 @@ and NCCL run twice: into preallocated memory, and with a new result. Each figure
 of the slowest rank. NCCL and PyTorch's operators run without NVLink multicast.
 
     python bench/regret.py --gpus 2 --out bench/results
+    python bench/regret.py --gpus 2 --tune --out bench/results  # with ficco.tune
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def arguments() -> argparse.Namespace:
         "--named", default="", metavar="NAMES", help="also time these schedules: two_shot_sm,serial"
     )
     parser.add_argument(
-        "--tune", action="store_true", help="let ficco.tune measure each shape before"
-    )
+        "--tune", action="store_true",
+        help="let ficco.tune measure each shape first; write tuned_MACHINE.json",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=float, default=480.0, metavar="S", help="total time limit"
     )
@@ -110,7 +112,8 @@ def main() -> int:
         _taken_over(document, folder)
     label = f"_{args.label}" if args.label else ""
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    path = Path(args.out, f"regret_{machine_name(document)}{label}.json")
+    kind = "tuned" if args.tune else "regret"
+    path = Path(args.out, f"{kind}_{machine_name(document)}{label}.json")
     path.write_text(json.dumps(document, indent=1) + "\n")
     print("\n".join(lines(document)))
     if document["reason"]:

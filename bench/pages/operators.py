@@ -34,7 +34,7 @@ def operators(page: Page) -> str:
     """Return the text of the page."""
     body = [
         REGIMES, "", f"{BASELINES} {GAIN} {NO_MULTICAST}", "",
-        *_auto(page), *_compared(page), *_grains(page), *_cut(page),
+        *_auto(page), *_tuned(page), *_compared(page), *_grains(page), *_cut(page),
     ]  # fmt: skip
     following = {
         "models.md": "Whole models: the same schedules in blocks of Llama 3.",
@@ -74,6 +74,29 @@ def _auto(page: Page) -> list[str]:
             *machines([(path, document)], page), "",
         ]  # fmt: skip
     return lines
+
+
+def _tuned(page: Page) -> list[str]:
+    """Return the section on choices that `ficco.tune` measures."""
+    lines: list[str] = []
+    predicted = {where(document): document for _, document in page.newest("regret")}
+    for path, document in page.newest("tuned"):
+        lines += [
+            f"### {where(document)}", "",
+            *auto.tuned_table(predicted[where(document)], document), "",
+            f"{auto.tuning_text(document)} Outside the limit in a graph:", "",
+            *auto.missed_table(document, "captured"), "",
+            *machines([(path, document)], page), "",
+        ]  # fmt: skip
+    return [
+        "## `auto` with `ficco.tune`", "",
+        "A prediction does not know for which shapes the GEMM library is unusually fast or slow. "
+        "In a context of [`ficco.tune`](../reference/functions.md) the first call of a shape is "
+        "measured with the schedules of the fastest predictions and `serial`, and `auto` takes the "
+        "fastest. These are the random shapes of the sections above, in other runs of the same "
+        "script, where each shape was tuned first.", "",
+        *lines,
+    ] if lines else []  # fmt: skip
 
 
 def _sizes(how: dict[str, str]) -> str:

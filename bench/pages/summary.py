@@ -68,7 +68,7 @@ def summary(page: Page) -> str:
         f"{auto.left_to_serial(document, 'eager')} in eager calls. For these it gains "
         "nothing. [Operators](operators.md) and "
         "[whole models](models.md) have the full tables.", "",
-        *_slower(document, models), *_best(page), *_few(page), *_method(page),
+        *_slower(page, document, models), *_best(page), *_few(page), *_method(page),
     ]  # fmt: skip
     following = {
         "operators.md": "Operators: every shape.",
@@ -78,7 +78,26 @@ def summary(page: Page) -> str:
     return whole_page("Performance summary", FIRST, body, following)
 
 
-def _slower(document: Document, models: Document) -> list[str]:
+def _tuned(page: Page) -> list[str]:
+    """Return a paragraph on choices that are measured."""
+    texts = []
+    for _, document in page.newest("tuned"):
+        counts = [auto.within_counts(document, regime) for regime in auto.REGIMES]
+        within, count, new = (sum(each) for each in zip(*counts, strict=True))
+        texts.append(
+            f"on {where(document)} {within} of {count} are within the limit, and {new} against "
+            "calls by hand whose results are new memory"
+        )
+    if not texts:
+        return []
+    return [
+        "[`ficco.tune`](../reference/functions.md) measures schedules at the first call of a "
+        "shape, instead of predicting them. With it, of the same shapes in each regime, "
+        f"{'; '.join(texts)} ([operators](operators.md#auto-with-ficcotune)).", "",
+    ]  # fmt: skip
+
+
+def _slower(page: Page, document: Document, models: Document) -> list[str]:
     """Return the section on losses."""
     lost, compared = losses(models, "compiled over compiled")
     return [
@@ -87,6 +106,7 @@ def _slower(document: Document, models: Document) -> list[str]:
         "hand on these, by regime:", "",
         *_loss_table(document), "",
         auto.BAR, "",
+        *_tuned(page),
         *CAUSES, "",
         f"In whole models, with `torch.compile` on both sides, ficco is slower in {lost} of "
         f"{compared} steps on {where(models)}. Use CUDA graphs there.", "",

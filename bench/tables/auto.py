@@ -140,6 +140,41 @@ def within_text(document: Document) -> str:
     )
 
 
+def tuning_text(document: Document) -> str:
+    """Return a sentence on how long `ficco.tune` took for a shape."""
+    seconds = sorted(case["tune_s"] for case in document["cases"])
+    middle = seconds[len(seconds) // 2]
+    return (
+        f"To measure a shape took {middle:.2f} s (the median; {seconds[0]:.2f} to "
+        f"{seconds[-1]:.2f} s), with the opening of a second runtime and the compilation of "
+        "missing kernels."
+    )
+
+
+def within_counts(document: Document, regime: str) -> tuple[int, int, int]:
+    """Return how many shapes are within the limit, and of all, and against new results."""
+    verdicts = [case["verdicts"][regime] for case in document["cases"]]
+    new = sum(each["within_new"] for each in verdicts)
+    return sum(each["within"] for each in verdicts), len(verdicts), new
+
+
+def tuned_table(predicted: Document, tuned: Document) -> list[str]:
+    """Return the shapes within the limit by prediction and by measurement, for each regime."""
+    rows = []
+    for regime in REGIMES:
+        cells = [regime]
+        for document in (predicted, tuned):
+            within, count, new = within_counts(document, regime)
+            found = gains(document["cases"], regime, BEST)
+            cells += [f"{within} of {count}", f"{new} of {count}", spread_text(found)]
+        rows.append(cells)
+    head = ["regime"]
+    for how in ("predicted", "measured"):
+        head += [f"within the limit, {how}", f"against new results, {how}",
+                 f"over the best by hand, {how}"]  # fmt: skip
+    return table(head, rows)
+
+
 def left_to_serial(document: Document, regime: str) -> int:
     """Return on how many shapes `auto` takes `serial`."""
     return sum(case["auto"][regime].split()[0] == "serial" for case in document["cases"])
