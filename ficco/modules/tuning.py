@@ -241,6 +241,8 @@ def _runs(
         try:
             run()
         except (InputError, MemoryError) as error:  # on all ranks
+            if not runs:
+                raise  # the others are compared with serial, which is the first
             log.info("%s is not measured: %s", schedule.name, error)
         else:
             runs[schedule] = run

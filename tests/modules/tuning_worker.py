@@ -1,0 +1,222 @@
+"""A rank whose calls with schedule="auto" are measured by ficco.tune.
+
+python tuning_worker.py STORE RANK WORLD
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ficco
+from ficco.modules import auto, groups, tuning
+from ficco.runtime.process import ProcessRuntime
+
+Tensor = torch.Tensor
+TIMEOUT_S = 3.0
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def opened(**options: Any) -> ProcessRuntime:
+    ficco.prepare(timeout_s=TIMEOUT_S, **options)
+    (runtime,) = groups.opened(None)
+    return runtime
+
+
+def options_are_checked() -> None:
+    for wrong in (0, 65, "4", 2.0, True, None):
+        try:
+            with ficco.tune(schedules=wrong):  # type: ignore[arg-type]
+                raise AssertionError(f"schedules={wrong!r} was taken")
+        except ficco.InputError as error:
+            assert "schedules" in str(error), error
+    assert not tuning._sessions
+
+
+def gradients(rank: int, world: int) -> None:
+    """The calls of backward are measured, too; gradients are right."""
+    runtime = opened()
+    x = draw(rank, 6, 8).requires_grad_()
+    w = draw(10 + rank, 8, 5).requires_grad_()
+    with ficco.tune(schedules=2):
+        ficco.all_gather_matmul(x, w).square().sum().backward()
+    assert len(auto.tuned[runtime]) >= 2, "no call of backward was measured"
+    whole = torch.cat([draw(r, 6, 8) for r in range(world)]).double()
+    ws = [draw(10 + r, 8, 5).double() for r in range(world)]
+    want = sum((2 * (whole @ each) @ each.t() for each in ws), torch.zeros(6 * world, 8).double())
+    assert x.grad is not None and w.grad is not None
+    torch.testing.assert_close(x.grad.double(), want[6 * rank : 6 * rank + 6], rtol=1e-4, atol=1e-4)
+    mine = 2 * whole.t() @ (whole @ ws[rank])
+    torch.testing.assert_close(w.grad.double(), mine, rtol=1e-4, atol=1e-4)
+    ficco.close()
+
+
+def models(rank: int, world: int) -> None:
+    """A layer's call is measured, and explain says so."""
+    opened()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False)).eval()
+    ficco.overlap(model, plan={"0": "rowwise"})
+    with torch.no_grad():
+        with ficco.tune():
+            y = model(draw(rank, 16, 8))
+        assert torch.equal(y, model(draw(rank, 16, 8)))
+    told = str(ficco.explain(model))
+    assert "by the measurement" in told and "measured here by ficco.tune" in told, told
+    ficco.close()
+
+
+def bags(rank: int, world: int) -> None:
+    """Pooling is measured; ranks pool different numbers of lookups."""
+    runtime = opened()
+    tables = [draw(r, 9, 6) for r in range(world)]
+    lookups = [torch.arange(5 + r) % 9 for r in range(world)]
+    starts = torch.arange(world)
+    with ficco.tune():
+        y = ficco.embedding_all_to_all(
+            [tables[rank]], [lookups[rank]], [starts],
+            tables_per_rank=[1] * world, dimension=6, batch=world,
+        )  # fmt: skip
+    pooled = [
+        torch.nn.functional.embedding_bag(lookups[r], tables[r], starts, mode="sum")[rank]
+        for r in range(world)
+    ]
+    torch.testing.assert_close(y, torch.cat(pooled)[None])
+    assert auto.tuned[runtime]
+    ficco.close()
+
+
+def without_a_profile(rank: int, world: int) -> None:
+    """Where nothing is predicted, all schedules are timed once, and the fastest are measured."""
+    runtime = opened()
+    os.environ["FICCO_MEASURE"] = "0"
+    timed: list[int] = []
+    fastest = tuning.fastest
+
+    def counted(runs: Any, *rest: Any) -> list[int]:
+        places = fastest(runs, *rest)
+        timed.extend((len(runs), len(places)))
+        return places
+
+    tuning.fastest = counted
+    try:
+        with ficco.tune(schedules=2):
+            y = ficco.matmul_all_reduce(draw(rank, 4, 8), torch.ones(8, 3))
+    finally:
+        tuning.fastest = fastest
+        del os.environ["FICCO_MEASURE"]
+    many, few = timed
+    assert many > few == 3, timed
+    (found,) = auto.tuned[runtime].values()
+    assert len(found["eager"].alternatives) == 2, found
+    want = sum((draw(r, 4, 8) for r in range(world)), torch.zeros(4, 8)) @ torch.ones(8, 3)
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+    ficco.close()
+
+
+def narrow_windows(rank: int, world: int) -> None:
+    """Schedules that need more than the windows may have are not measured."""
+    x, w = draw(rank, 64, 32), torch.ones(32, 8)
+    runtime = opened()
+    ficco.matmul_all_reduce(x, w, schedule="serial")
+    enough = runtime.window_bytes
+    ficco.close()
+    for most in (enough, 0):  # the latter is not enough for serial
+        runtime = opened(most_window_bytes=most)
+        try:
+            with ficco.tune():
+                y = ficco.matmul_all_reduce(x, w)
+        except ficco.InputError as error:
+            assert not most and "0 bytes are allowed" in str(error), error
+        else:
+            want = sum((draw(r, 64, 32) for r in range(world)), torch.zeros(64, 32)) @ w
+            torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-3)
+            assert auto.tuned[runtime] and runtime.window_bytes <= enough
+        ficco.close()
+
+
+def contexts(rank: int, world: int) -> None:
+    """What a context has measured outlives it, and an error in it; its second runtime does not."""
+    runtime = opened()
+    x, w = draw(rank, 4, 8), torch.ones(8, 3)
+    seconds: list[ProcessRuntime] = []
+    apart = tuning._Session.apart
+
+    def noted(self: Any, *given: Any) -> ProcessRuntime:
+        seconds.append(apart(self, *given))
+        return seconds[-1]
+
+    tuning._Session.apart = noted  # type: ignore[method-assign]
+    try:
+        with ficco.tune(), ficco.tune(schedules=1):
+            ficco.matmul_all_reduce(x, w)
+            ficco.matmul_all_reduce(x, w)
+            raise KeyError("an error of the user")
+    except KeyError:
+        pass
+    finally:
+        tuning._Session.apart = apart  # type: ignore[method-assign]
+    assert len(seconds) == 1 and not tuning._sessions
+    assert not seconds[0].window_bytes, "the second runtime is open"
+    assert len(auto.tuned[runtime]) == 1
+    ficco.matmul_all_reduce(x, w)
+    assert len(auto.tuned[runtime]) == 1
+    ficco.close()
+    runtime = opened()
+    ficco.matmul_all_reduce(x, w)
+    assert runtime not in auto.tuned, "a new group begins with predictions"
+    ficco.close()
+
+
+def one_rank_alone(rank: int, world: int) -> None:
+    """If only some ranks measure a call, all ranks get an error, and a reset helps."""
+    opened()
+    x, w = draw(rank, 4, 8), torch.ones(8, 3)
+    ficco.matmul_all_reduce(x, w)
+    begin = time.monotonic()
+    try:
+        if rank == 0:
+            with ficco.tune():
+                ficco.matmul_all_reduce(x, w)
+        else:
+            ficco.matmul_all_reduce(x, w, schedule="hetero_fused_1d")
+    except ficco.EngineError as error:
+        assert rank or "runs another call than rank" in str(error), error
+    else:
+        raise AssertionError("a call was measured by one rank")
+    assert time.monotonic() - begin < 4 * TIMEOUT_S
+    dist.barrier()
+    ficco.reset()
+    with ficco.tune():
+        y = ficco.matmul_all_reduce(x, w)
+    want = sum((draw(r, 4, 8) for r in range(world)), torch.zeros(4, 8)) @ w
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+    ficco.close()
+
+
+def main(store: str, rank: int, world: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    options_are_checked()
+    for check in (
+        gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
+    ):  # fmt: skip
+        check(rank, world)
+        print(check.__name__, flush=True)
+    dist.destroy_process_group()
+    print("right")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
