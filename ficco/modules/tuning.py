@@ -102,6 +102,9 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
             predictions, and `serial`: 1 to 64. If there is no profile of the devices, all schedules
             are timed once, and the fastest are measured.
 
+    Returns:
+        A context manager. It returns nothing when it is entered.
+
     Raises:
         InputError: `schedules` is not a number from 1 to 64.
 
