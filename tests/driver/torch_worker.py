@@ -208,7 +208,7 @@ def _opened_meanwhile(hits: _Hits) -> None:
 
     def chosen_meanwhile(*args: Any) -> Any:
         found = chosen(*args)
-        groups._count_change()  # as another thread does that opens a group
+        groups.forget_calls()  # as another thread does that opens a group
         return found
 
     for way, find in ((chosen_meanwhile, False), (chosen, False), (chosen, True)):
