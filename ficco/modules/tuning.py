@@ -87,8 +87,9 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
     """Measure the calls with schedule="auto" in a context, instead of predicting their times.
 
     The first call of each problem in the context runs several schedules a few times, on its own
-    tensors, which takes about half a second. The ranks exchange the times, and take the fastest
-    schedule for this and all later calls of the problem, until the group is closed. Calls on GPUs
+    tensors. This takes about half a second, and a few seconds for calls of many milliseconds, or if
+    kernels must be compiled. The ranks exchange the times, and take the fastest schedule for this
+    and all later calls of the problem, until the group is closed. Calls on GPUs
     are timed eagerly and in CUDA graphs; each kind of call gets its own choice. Calls in the
     backward pass are measured, too. `ficco.explain` and `FICCO_LOG=INFO` show the times.
 
