@@ -195,10 +195,10 @@ def _tuned(problem: Problem, runtime: ProcessRuntime, when: str) -> selector.Cho
 
 def ranked(
     problem: Problem, runtime: ProcessRuntime, device: torch.device, when: str
-) -> tuple[list[Schedule], bool]:
-    """Return the schedules that a call can run in a regime; see `selector.ranked`."""
+) -> selector.Ranked:
+    """Return the schedules that a call can run in a regime, with ms; see `selector.ranked`."""
     if getattr(runtime, "no_overlap", ""):
-        return [selector.serial(problem.world, runtime.machine)], True
+        return [(selector.serial(problem.world, runtime.machine), 0.0)]
     own = kernels_of(runtime, device)
     kernels = not (own and own.reason)
     machine, name = _machine_and_name(runtime, device)

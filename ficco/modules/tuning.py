@@ -26,13 +26,14 @@ from ficco.runtime.call_words import call_in_words
 from ficco.runtime.failures import ALIKE
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
-from ficco.selector import Choice, serial
+from ficco.selector import Choice, Ranked, serial
 from ficco.selector.candidates import plainness
 
 __all__ = ["Maker", "is_due", "measure", "tune"]
 
 MEASUREMENT = "measurement"  # what choices are made by
 MOST_SCHEDULES = 64
+_HOPELESS = 1.5  # a schedule is hopeless if its prediction is this many times that of the best
 _PLAINER = 0.01  # a plainer schedule is taken if it takes at most this much longer
 _WAITED, _WAITED_MS = 0.03, 0.005  # how much longer than serial a call that is waited for may take
 
@@ -99,9 +100,10 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
     a warning says why, and the prediction is used.
 
     Args:
-        schedules: how many schedules are measured, in each regime those with the fastest
-            predictions, and `serial`: 1 to 64. If there is no profile of the devices, all schedules
-            are timed once, and the fastest are measured.
+        schedules: how many schedules with the fastest predictions are measured in each regime,
+            1 to 64; as many others, of further names, if their predictions are near; and `serial`.
+            If there is no profile of the devices, all schedules are timed once, and the fastest are
+            measured.
 
     Returns:
         A context manager. It returns nothing when it is entered.
@@ -212,15 +214,15 @@ def _schedules(
     """
     regimes = ("eager", "captured") if device.type == "cuda" else ("eager",)
     found = {serial(problem.world, runtime.machine): None}
-    all_ranked = True
+    are_ranked = True
     for when in regimes:
-        ranked, are_ranked = auto.ranked(problem, runtime, device, when)
-        all_ranked = all_ranked and are_ranked
-        found |= dict.fromkeys(ranked[:most] if are_ranked else ranked)
+        ranked = auto.ranked(problem, runtime, device, when)
+        are_ranked = are_ranked and ranked[0][1] is not None
+        found |= dict.fromkeys(_promising(ranked, most))
         found[auto.choice(problem, runtime, device, when).schedule] = None  # a book's, perhaps
     brought = {"problem": problem.agreed(), "schedules": [each.to_json() for each in found]}
     call = call_in_words(problem, None, runtime.rank)
-    by_rank = runtime.gathered({**brought, "call": call, "ranked": all_ranked}, call)
+    by_rank = runtime.gathered({**brought, "call": call, "ranked": are_ranked}, call)
     for rank, other in enumerate(by_rank):
         if other["problem"] != by_rank[0]["problem"]:
             raise EngineError(
@@ -233,6 +235,26 @@ def _schedules(
         own.compile([(problem, schedule) for schedule in schedules])
         schedules = [schedule for schedule in schedules if own.has(problem, schedule)]
     return schedules, by_rank[0]["ranked"]
+
+
+def _promising(ranked: Ranked, most: int) -> list[Schedule]:
+    """Return the schedules to measure: all, if there are no predictions.
+
+    Else they are `most` with the fastest predictions, and as many others at most: the best of each
+    further name that is not hopeless, as one wrong time of a GEMM may mislead all grains of a name.
+    """
+    found: dict[float, Schedule] = {}
+    names: set[str] = set()
+    for schedule, ms in ranked:
+        if ms is None:
+            return [each for each, _ in ranked]
+        if ms in found:  # the same transfers and GEMMs under another name
+            continue
+        near = ms <= _HOPELESS * next(iter(found), ms) and schedule.name not in names
+        if len(found) < most or (near and len(found) < 2 * most):
+            found[ms] = schedule
+            names.add(schedule.name)
+    return list(found.values())
 
 
 def _runs(

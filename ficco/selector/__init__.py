@@ -32,6 +32,7 @@ __all__ = [
     "METHODS",
     "Book",
     "Choice",
+    "Ranked",
     "automatic",
     "choose",
     "decide",
@@ -51,6 +52,7 @@ METHODS = ("book", "simulator", "rule")
 _MANY_RANKS, _HOPELESS = 16, 2.0
 
 Predicted = list[tuple[Schedule, float]]
+Ranked = list[tuple[Schedule, float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +207,18 @@ def ranked(
     regime: str,
     gates: bool = True,
     alone: bool = True,
-) -> tuple[list[Schedule], bool]:
-    """Return the schedules that a group's call can run, and whether the rule has ranked them.
+) -> Ranked:
+    """Return the schedules that a group's call can run, with ms, the fastest predictions first.
 
-    The fastest predictions are first. Without a profile of the devices, `serial` is first and the
-    others are in no order.
+    Without a profile of the devices, `serial` is first, the others are in no order, and ms is None.
 
     Args and errors: as `automatic`; no book is read.
     """
     profile, facts = profile_for(machine, device, problem.world), facts_of(problem)
     if profile is None or not _is_known(problem, profile):
-        return list(candidates(facts, machine, gates, alone)), False
+        return [(schedule, None) for schedule in candidates(facts, machine, gates, alone)]
     predicted = _by_rule(facts, profile, regime, gates, alone)
-    return [schedule for schedule, _ in sorted(predicted, key=lambda entry: entry[1])], True
+    return [*sorted(predicted, key=lambda entry: entry[1])]
 
 
 def waits_for_peers(schedule: Schedule) -> bool:

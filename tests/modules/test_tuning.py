@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,30 @@ def test_the_fastest_is_chosen(ms: dict[str, list[float]], when: str, name: str)
     others = [ms for _, ms in choice.alternatives]
     assert others == sorted(others)
     assert choice.reasons[0].startswith("measured here by ficco.tune, ")
+
+
+def _ranked(*entries: tuple[str, int, float | None]) -> list[tuple[Schedule, float | None]]:
+    made = [(replace(Schedule.named(name), grain=grain), ms) for name, grain, ms in entries]
+    return [(each.resolve(4, Machine.named("mesh4")), ms) for each, ms in made]
+
+
+def test_the_most_promising_are_measured() -> None:
+    pytest.importorskip("torch")
+    from ficco.modules.tuning import _promising
+
+    ranked = _ranked(
+        ("gated_1d", 1, 1.0), ("gated_1d", 2, 1.1), ("hetero_fused_1d", 1, 1.1),
+        ("gated_1d", 4, 1.2), ("hetero_fused_1d", 2, 1.3), ("shard_p2p", 1, 1.4),
+        ("uniform_fused_1d", 1, 1.6),
+    )  # fmt: skip
+
+    def points(most: int) -> list[tuple[str, int]]:
+        return [(each.name, each.chunks) for each in _promising(ranked, most)]
+
+    # hetero_fused_1d at grain 1 is as gated_1d at grain 2, and uniform_fused_1d is hopeless.
+    named = [("gated_1d", 1), ("gated_1d", 2), ("hetero_fused_1d", 2), ("shard_p2p", 1)]
+    assert points(2) == named
+    assert points(1) == [("gated_1d", 1), ("hetero_fused_1d", 1)]
+    assert points(3) == [named[0], named[1], ("gated_1d", 4), *named[2:]]
+    unknown = [(schedule, None) for schedule, _ in ranked]
+    assert _promising(unknown, 1) == [schedule for schedule, _ in ranked]
