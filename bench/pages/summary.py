@@ -83,17 +83,15 @@ def _tuned(page: Page) -> list[str]:
     texts = []
     for _, document in page.newest("tuned"):
         counts = [auto.within_counts(document, regime) for regime in auto.REGIMES]
-        within, count, new = (sum(each) for each in zip(*counts, strict=True))
-        texts.append(
-            f"on {where(document)} {within} of {count} are within the limit, and {new} against "
-            "calls by hand whose results are new memory"
-        )
+        within, count = (sum(each[i] for each in counts) for i in range(2))
+        texts.append(f"on {where(document)} {within} of {count}")
     if not texts:
         return []
     return [
         "[`ficco.tune`](../reference/functions.md) measures schedules at the first call of a "
-        "shape, instead of predicting them. With it, of the same shapes in each regime, "
-        f"{'; '.join(texts)} ([operators](operators.md#auto-with-ficcotune)).", "",
+        "shape, instead of predicting them. With it, of the same shapes in all regimes, these are "
+        f"within the limit: {'; '.join(texts)} ([operators](operators.md#auto-with-ficcotune)).",
+        "",
     ]  # fmt: skip
 
 
@@ -106,8 +104,7 @@ def _slower(page: Page, document: Document, models: Document) -> list[str]:
         "hand on these, by regime:", "",
         *_loss_table(document), "",
         auto.BAR, "",
-        *_tuned(page),
-        *CAUSES, "",
+        *CAUSES, "", *_tuned(page),
         f"In whole models, with `torch.compile` on both sides, ficco is slower in {lost} of "
         f"{compared} steps on {where(models)}. Use CUDA graphs there.", "",
     ]  # fmt: skip

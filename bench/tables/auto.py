@@ -151,11 +151,15 @@ def tuning_text(document: Document) -> str:
     )
 
 
-def within_counts(document: Document, regime: str) -> tuple[int, int, int]:
-    """Return how many shapes are within the limit, and of all, and against new results."""
+def within_counts(document: Document, regime: str) -> tuple[int, int, int | None]:
+    """Return how many shapes are within the limit, and of all, and against new results.
+
+    The last is None if no call by hand with a new result was measured.
+    """
     verdicts = [case["verdicts"][regime] for case in document["cases"]]
-    new = sum(each["within_new"] for each in verdicts)
-    return sum(each["within"] for each in verdicts), len(verdicts), new
+    new = [each["within_new"] for each in verdicts if "within_new" in each]
+    within = sum(each["within"] for each in verdicts)
+    return within, len(verdicts), sum(new) if len(new) == len(verdicts) else None
 
 
 def tuned_table(predicted: Document, tuned: Document) -> list[str]:
@@ -166,7 +170,8 @@ def tuned_table(predicted: Document, tuned: Document) -> list[str]:
         for document in (predicted, tuned):
             within, count, new = within_counts(document, regime)
             found = gains(document["cases"], regime, BEST)
-            cells += [f"{within} of {count}", f"{new} of {count}", spread_text(found)]
+            against_new = "not measured" if new is None else f"{new} of {count}"
+            cells += [f"{within} of {count}", against_new, spread_text(found)]
         rows.append(cells)
     head = ["regime"]
     for how in ("predicted", "measured"):
