@@ -8,6 +8,7 @@ failures stay apart, and graphs of the measurement are none of the group's.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from ficco.modules.turns import fastest, ms_by_regime
 from ficco.problem import Problem
 from ficco.runtime.call_words import call_in_words
 from ficco.runtime.failures import ALIKE
+from ficco.runtime.object_exchange import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.selector import Choice, Ranked, serial
@@ -35,6 +37,7 @@ MEASUREMENT = "measurement"  # what choices are made by
 MOST_SCHEDULES = 64
 _HOPELESS = 1.5  # a schedule is hopeless if its prediction is this many times that of the best
 _PLAINER = 0.01  # a plainer schedule is taken if it takes at most this much longer
+_MOST_TOLD = 400  # characters of a failure that a rank tells the others
 _WAITED, _WAITED_MS = 0.03, 0.005  # how much longer than serial a call that is waited for may take
 
 # Returns a function that makes the call in a runtime by a schedule.
@@ -170,7 +173,7 @@ def measure(
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         session.drop(runtime, error)  # which ends the measurement of the other ranks
-    reasons = runtime.gathered(why[:1000])
+    reasons = runtime.gathered(why[:_MOST_TOLD])
     if any(reasons):
         session.drop(runtime)
         rank = next(rank for rank, reason in enumerate(reasons) if reason)
@@ -220,21 +223,26 @@ def _schedules(
         are_ranked = are_ranked and ranked[0][1] is not None
         found |= dict.fromkeys(_promising(ranked, most))
         found[auto.choice(problem, runtime, device, when).schedule] = None  # a book's, perhaps
-    brought = {"problem": problem.agreed(), "schedules": [each.to_json() for each in found]}
-    call = call_in_words(problem, None, runtime.rank)
-    by_rank = runtime.gathered({**brought, "call": call, "ranked": are_ranked}, call)
-    for rank, other in enumerate(by_rank):
-        if other["problem"] != by_rank[0]["problem"]:
-            raise EngineError(
-                f"rank {rank} measures another call than rank 0. {by_rank[0]['call']} "
-                f"{other['call']} {ALIKE}."
-            )
-    schedules = [Schedule.from_json(each) for each in by_rank[0]["schedules"]]
+    _check_alike(problem, runtime)
+    leads = runtime.rank == 0
+    schedules, are_ranked = gathered_objects(runtime, ([*found], are_ranked) if leads else None)[0]
     own = auto.kernels_of(runtime, device)
     if own is not None:
         own.compile([(problem, schedule) for schedule in schedules])
         schedules = [schedule for schedule in schedules if own.has(problem, schedule)]
-    return schedules, by_rank[0]["ranked"]
+    return schedules, are_ranked
+
+
+def _check_alike(problem: Problem, runtime: ProcessRuntime) -> None:
+    """Raise EngineError on all ranks if another rank makes another call, or does not measure it."""
+    call = call_in_words(problem, None, runtime.rank)
+    digests = runtime.gathered(hashlib.sha256(_key(problem).encode()).hexdigest(), call)
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            calls = gathered_objects(runtime, call)
+            raise EngineError(
+                f"rank {rank} measures another call than rank 0. {calls[0]} {calls[rank]} {ALIKE}."
+            )
 
 
 def _promising(ranked: Ranked, most: int) -> list[Schedule]:

@@ -202,6 +202,21 @@ def one_rank_alone(rank: int, world: int) -> None:
     ficco.close()
 
 
+def unlike_calls(rank: int, world: int) -> None:
+    """If ranks measure different calls, all ranks get an error that names both."""
+    opened()
+    with ficco.tune():
+        try:
+            ficco.matmul_all_reduce(draw(rank, 4, 8), torch.ones(8, 3 if rank else 5))
+        except ficco.EngineError as error:
+            assert "rank 1 measures another call than rank 0" in str(error), error
+            assert "4x5x" in str(error) and "4x3x" in str(error), error
+        else:
+            raise AssertionError("two calls were measured as one")
+        ficco.matmul_all_reduce(draw(rank, 4, 8), torch.ones(8, 6))
+    ficco.close()
+
+
 def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -211,6 +226,7 @@ def main(store: str, rank: int, world: int) -> None:
     options_are_checked()
     for check in (
         gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
+        unlike_calls,
     ):  # fmt: skip
         check(rank, world)
         print(check.__name__, flush=True)
