@@ -23,6 +23,7 @@ __all__ = ["fastest", "ms_by_regime"]
 WARM_UP_CALLS = 3  # the first ones bind a program, grow windows and prepare the call
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
 BUDGET_S = 0.5  # for the rounds of one problem
+_WAITED_CALLS = 4  # of a turn of calls that are waited for: the host's times vary most
 _MESSAGES_S = 5e-4  # messages of a rendezvous take less
 _CLOCKS_DIFFER_S = 0.01  # if the start is later than this, the clocks are not the same
 
@@ -147,13 +148,13 @@ def _back_to_back(run: Run, calls: int, device: torch.device) -> Callable[[], fl
 
 
 def _waited_for(run: Run, device: torch.device) -> Callable[[], float]:
-    def time_ms() -> float:
+    def once_ms() -> float:
         begin = time.perf_counter()
         run()
         torch.cuda.synchronize(device)
         return 1e3 * (time.perf_counter() - begin)
 
-    return time_ms
+    return lambda: statistics.median([once_ms() for _ in range(_WAITED_CALLS)])
 
 
 def _replays(runs: Sequence[Run], calls: int) -> list[Callable[[], float]]:
