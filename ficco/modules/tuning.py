@@ -56,12 +56,13 @@ class _Session:
         self._apart: dict[ProcessRuntime, ProcessRuntime] = {}
         self._seen: set[tuple[ProcessRuntime, str]] = set()
 
-    def begins(self, runtime: ProcessRuntime, problem: Problem) -> bool:
-        """Return whether this is the first call of a problem in the context."""
-        key = runtime, _key(problem)
-        new = key not in self._seen
-        self._seen.add(key)
-        return new
+    def has_seen(self, runtime: ProcessRuntime, problem: Problem) -> bool:
+        """Return whether a problem of a group was noted in the context."""
+        return (runtime, _key(problem)) in self._seen
+
+    def note(self, runtime: ProcessRuntime, problem: Problem) -> None:
+        """Note that the ranks of a group have agreed to measure a problem."""
+        self._seen.add((runtime, _key(problem)))
 
     def apart(self, runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
         """Return the second runtime of a group, opened now if necessary. A collective call."""
@@ -132,13 +133,13 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
 
 
 def is_due(problem: Problem, runtime: ProcessRuntime) -> bool:
-    """Return whether a call with schedule="auto" is to be measured first; the answer is used once.
+    """Return whether a call with schedule="auto" is to be measured first.
 
     All ranks get the same answer for the same call, if all are in a context of `tune`.
     """
     if not _sessions or runtime.world == 1 or auto.regime() == "captured":
         return False
-    return _sessions[-1].begins(runtime, problem)
+    return not _sessions[-1].has_seen(runtime, problem)
 
 
 def measure(
@@ -160,6 +161,7 @@ def measure(
         host_profile.measure_once(runtime, group, problem)
     session, why = _sessions[-1], ""
     schedules, are_ranked = _schedules(problem, runtime, device, session.most)
+    session.note(runtime, problem)
     if len(schedules) == 1:
         return
     ms: dict[str, list[float]] = {}

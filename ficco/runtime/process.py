@@ -148,8 +148,10 @@ class ProcessRuntime:
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
         timeout_s = max(self._timeout_s, OPENING_S) if opening else self._timeout_s
-        overtaken = self._overtaken(call)
-        return self._rendezvous.gather("exchange data", value, timeout_s, call, overtaken)
+        if not call or not self._groups:
+            return self._rendezvous.gather("exchange data", value, timeout_s)
+        checks = self._overtaken(call), self._breaks()  # for a call, as `_meet`
+        return self._rendezvous.gather("exchange data", value, timeout_s, call, *checks)
 
     @property
     def compute(self) -> str:

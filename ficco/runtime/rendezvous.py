@@ -130,6 +130,7 @@ class Rendezvous:
         timeout_s: float,
         call: str = "",
         overtaken: Callable[[], Exception | None] = lambda: None,
+        broken: Callable[[], Exception | None] = lambda: None,
     ) -> list[Any]:
         """Return the JSON values of all ranks, by rank. Raises as `meet`.
 
@@ -139,13 +140,14 @@ class Rendezvous:
             timeout_s: how long to wait for the others.
             call: a sentence about the call for which the ranks meet; empty: none.
             overtaken: see `Agenda`.
+            broken: see `Agenda`.
         """
         agenda = Agenda(
             what,
             {"brings": json.loads(json.dumps(value)), "call": call},  # the leader's value, too
             lambda brought: (None, {"all": [facts["brings"] for facts in brought]}),
             lambda _, facts: facts["all"],
-            lambda: None,
+            broken,
             lambda rank: "",
             overtaken,
         )

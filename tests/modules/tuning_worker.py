@@ -217,6 +217,28 @@ def unlike_calls(rank: int, world: int) -> None:
     ficco.close()
 
 
+def one_refuses(rank: int, world: int) -> None:
+    """A rank whose arguments are wrong tells those that measure; then the call is measured."""
+    runtime = opened()
+    x, w = draw(rank, 4, 8), torch.ones(8, 3)
+    ficco.matmul_all_reduce(x, torch.ones(8, 2))
+    begin = time.monotonic()
+    with ficco.tune():
+        try:
+            ficco.matmul_all_reduce(x, w if rank else torch.ones(7, 3))
+        except ficco.FiccoError as error:
+            assert isinstance(error, ficco.EngineError) == bool(rank), error
+            assert "w is [7, 3]" in str(error), error
+            assert time.monotonic() - begin < TIMEOUT_S - 1.0, "peers waited for the timeout"
+        else:
+            raise AssertionError("a call that a rank has refused was measured")
+        dist.barrier()
+        ficco.reset()
+        ficco.matmul_all_reduce(x, w)
+    assert len(auto.tuned[runtime]) == 1
+    ficco.close()
+
+
 def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -226,7 +248,7 @@ def main(store: str, rank: int, world: int) -> None:
     options_are_checked()
     for check in (
         gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
-        unlike_calls,
+        unlike_calls, one_refuses,
     ):  # fmt: skip
         check(rank, world)
         print(check.__name__, flush=True)
