@@ -29,6 +29,7 @@ __all__ = [
     "regime",
     "schedule_for_capture",
     "tuned",
+    "tuned_key",
     "waits_for_kernels",
 ]
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
 AUTO = "auto"
-Tuned = dict[str, dict[str, selector.Choice]]  # by problem (its `agreed` as JSON), by regime
+Tuned = dict[str, dict[str, selector.Choice]]  # by `tuned_key`, by regime
 tuned: WeakKeyDictionary[ProcessRuntime, Tuned] = WeakKeyDictionary()  # choices of `ficco.tune`
 _logged: set[tuple[str, ...]] = set()  # choices whose reasons were logged
 
@@ -190,7 +191,12 @@ def _tuned(problem: Problem, runtime: ProcessRuntime, when: str) -> selector.Cho
     """Return the choice of `ficco.tune` for a problem in a regime, if there is one."""
     if not (of_runtime := tuned.get(runtime)):
         return None
-    return of_runtime.get(json.dumps(problem.agreed()), {}).get(when)
+    return of_runtime.get(tuned_key(problem), {}).get(when)
+
+
+def tuned_key(problem: Problem) -> str:
+    """Return the key of a problem in `Tuned`: what ranks agree on, and what choices depend on."""
+    return json.dumps([problem.agreed(), selector.facts_of(problem)])
 
 
 def ranked(

@@ -9,7 +9,6 @@ failures stay apart, and graphs of the measurement are none of the group's.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,11 +57,11 @@ class _Session:
 
     def has_seen(self, runtime: ProcessRuntime, problem: Problem) -> bool:
         """Return whether a problem of a group was noted in the context."""
-        return (runtime, _key(problem)) in self._seen
+        return (runtime, auto.tuned_key(problem)) in self._seen
 
     def note(self, runtime: ProcessRuntime, problem: Problem) -> None:
         """Note that the ranks of a group have agreed to measure a problem."""
-        self._seen.add((runtime, _key(problem)))
+        self._seen.add((runtime, auto.tuned_key(problem)))
 
     def apart(self, runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
         """Return the second runtime of a group, opened now if necessary. A collective call."""
@@ -184,13 +183,9 @@ def measure(
         return
     regimes = [when for when in ms if when != "synchronized"]
     choices = {when: _chosen(schedules, ms, when) for when in regimes}
-    auto.tuned.setdefault(runtime, {})[_key(problem)] = choices
+    auto.tuned.setdefault(runtime, {})[auto.tuned_key(problem)] = choices
     for when, choice in choices.items():
         log.info("%s, %s: %s", problem.op, when, "; ".join(choice.reasons))
-
-
-def _key(problem: Problem) -> str:
-    return json.dumps(problem.agreed())
 
 
 def _opened(runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
@@ -238,7 +233,7 @@ def _schedules(
 def _check_alike(problem: Problem, runtime: ProcessRuntime) -> None:
     """Raise EngineError on all ranks if another rank makes another call, or does not measure it."""
     call = call_in_words(problem, None, runtime.rank)
-    digests = runtime.gathered(hashlib.sha256(_key(problem).encode()).hexdigest(), call)
+    digests = runtime.gathered(hashlib.sha256(auto.tuned_key(problem).encode()).hexdigest(), call)
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             calls = gathered_objects(runtime, call)

@@ -36,6 +36,7 @@ __all__ = [
     "automatic",
     "choose",
     "decide",
+    "facts_of",
     "plain",
     "profile_for",
     "quick",

@@ -239,6 +239,18 @@ def one_refuses(rank: int, world: int) -> None:
     ficco.close()
 
 
+def problems_are_told_apart(rank: int, world: int) -> None:
+    """Calls of equal rows but other columns or axes are measured, or predicted, by themselves."""
+    runtime = opened()
+    x = draw(rank, 4, 8)
+    with ficco.tune():
+        ficco.all_gather_matmul(x, torch.ones(8, 4))
+        ficco.all_gather_matmul(x, torch.ones(8, 400))
+    assert len(auto.tuned[runtime]) == 2
+    ficco.all_gather_matmul(x, torch.ones(4 * world, 5), axes=["contraction"])
+    ficco.close()
+
+
 def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -249,6 +261,7 @@ def main(store: str, rank: int, world: int) -> None:
     for check in (
         gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
         unlike_calls, one_refuses,
+        problems_are_told_apart,
     ):  # fmt: skip
         check(rank, world)
         print(check.__name__, flush=True)
