@@ -196,7 +196,7 @@ def _tuned(problem: Problem, runtime: ProcessRuntime, when: str) -> selector.Cho
 
 def tuned_key(problem: Problem) -> str:
     """Return the key of a problem in `Tuned`: what ranks agree on, and what choices depend on."""
-    return json.dumps([problem.agreed(), selector.facts_of(problem)])
+    return json.dumps([problem.agreed(), selector.facts_of(problem), len(problem.outputs)])
 
 
 def ranked(

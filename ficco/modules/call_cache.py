@@ -167,7 +167,7 @@ class CachedCall:
             # the tensors do where no library multiplies.
             tensors_do = self._flat or not prepared.leads
             inputs = tensors if tensors_do else tuple(self._matrices(tensors).values())
-            lengths = [tensors[place].shape[0] for place in self._lengths] if self._lengths else ()
+            lengths = [tensors[place].shape[-1] for place in self._lengths] if self._lengths else ()
             stream = current_stream(self._device)
             made = self._runtime.run_prepared(prepared, inputs, self._results, stream, lengths)
             if made is not None:

@@ -269,8 +269,8 @@ class Call:
             return self._run_plain(problem, tensors)
         if named is None and tuning.is_due(problem, runtime):
             make = partial(self._on_gpu_by, problem, tensors)
-            tuning.measure(problem, runtime, self.group, self.device, make)
-            runtime.repeats(problem)  # this call was made before
+            if tuning.measure(problem, runtime, self.group, self.device, make):
+                runtime.repeats(problem)  # this call was made before
         changes = groups.changes()  # before the choice
         since = changes, runtime.moves if named is None else None
         chosen = self._chosen(problem, named, runtime)

@@ -2,16 +2,18 @@
 
 At the first call of a problem in the context, all ranks run the most promising schedules in turns,
 on the call's own tensors, and exchange their times. They run in a second runtime, which is closed
-when the context ends. So the windows of the group grow only as far as its own calls need them, its
+behind the measurement. So the windows of the group grow only as far as its own calls need them, its
 failures stay apart, and graphs of the measurement are none of the group's.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,7 +22,7 @@ from ficco.checking import whole_number
 from ficco.errors import EngineError, InputError, duration_text
 from ficco.modules import auto, groups, host_profile
 from ficco.modules.groups import log
-from ficco.modules.turns import fastest, ms_by_regime
+from ficco.modules.turns import Turns
 from ficco.problem import Problem
 from ficco.runtime.call_words import call_in_words
 from ficco.runtime.failures import ALIKE
@@ -39,48 +41,35 @@ _PLAINER = 0.01  # a plainer schedule is taken if it takes at most this much lon
 _MOST_TOLD = 400  # characters of a failure that a rank tells the others
 _WAITED, _WAITED_MS = 0.03, 0.005  # how much longer than serial a call that is waited for may take
 
+_FOUND_OUT_S = 10.0  # ranks find out that a rank has failed within the timeout, and this
+
 # Returns a function that makes the call in a runtime by a schedule.
 Maker = Callable[[ProcessRuntime, Schedule], Callable[[], object]]
+
+
+class _Times(NamedTuple):
+    """What was measured of a problem.
+
+    Attributes:
+        schedules: that were measured, `serial` first.
+        ms: of a call by each schedule, by regime.
+    """
+
+    schedules: list[Schedule]
+    ms: dict[str, list[float]]
 
 
 class _Session:
     """A context of `tune`.
 
     Attributes:
-        most: how many schedules are measured of a problem, for each regime, with `serial`.
+        most: how many schedules are measured of a problem in each regime; see `_promising`.
+        seen: the problems of each group that were measured in the context, or could not be.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._apart: dict[ProcessRuntime, ProcessRuntime] = {}
-        self._seen: set[tuple[ProcessRuntime, str]] = set()
-
-    def has_seen(self, runtime: ProcessRuntime, problem: Problem) -> bool:
-        """Return whether a problem of a group was noted in the context."""
-        return (runtime, auto.tuned_key(problem)) in self._seen
-
-    def note(self, runtime: ProcessRuntime, problem: Problem) -> None:
-        """Note that the ranks of a group have agreed to measure a problem."""
-        self._seen.add((runtime, auto.tuned_key(problem)))
-
-    def apart(self, runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
-        """Return the second runtime of a group, opened now if necessary. A collective call."""
-        if runtime not in self._apart:
-            self._apart[runtime] = _opened(runtime, group)
-        return self._apart[runtime]
-
-    def drop(self, runtime: ProcessRuntime, error: Exception | None = None) -> None:
-        """Close the second runtime of a group, if it is open; tell peers in a call of the error."""
-        apart = self._apart.pop(runtime, None)
-        if apart is not None and error is not None:
-            apart.refuse(error)
-        if apart is not None:
-            apart.close()
-
-    def close(self) -> None:
-        """Close all second runtimes."""
-        for runtime in list(self._apart):
-            self.drop(runtime)
+        self.seen: WeakKeyDictionary[ProcessRuntime, set[str]] = WeakKeyDictionary()
 
 
 _sessions: list[_Session] = []  # of contexts that have not ended; the last one is in use
@@ -103,10 +92,10 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
     a warning says why, and the prediction is used.
 
     Args:
-        schedules: how many schedules with the fastest predictions are measured in each regime,
-            1 to 64; as many others, of further names, if their predictions are near; and `serial`.
-            If there is no profile of the devices, all schedules are timed once, and the fastest are
-            measured.
+        schedules: how many schedules with the fastest predictions are measured in each regime, 1 to
+            64. In addition: `serial`; and at most as many others, the best of each further name
+            whose prediction is at most 1.5 times the fastest one. If there is no profile of the
+            devices, all schedules are timed once, and the fastest are measured.
 
     Returns:
         A context manager. It returns nothing when it is entered.
@@ -128,7 +117,6 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
         yield
     finally:
         _sessions.remove(session)
-        session.close()
 
 
 def is_due(problem: Problem, runtime: ProcessRuntime) -> bool:
@@ -138,12 +126,12 @@ def is_due(problem: Problem, runtime: ProcessRuntime) -> bool:
     """
     if not _sessions or runtime.world == 1 or auto.regime() == "captured":
         return False
-    return not _sessions[-1].has_seen(runtime, problem)
+    return auto.tuned_key(problem) not in _sessions[-1].seen.get(runtime, ())
 
 
 def measure(
     problem: Problem, runtime: ProcessRuntime, group: Any, device: torch.device, make: Maker
-) -> None:
+) -> bool:
     """Measure a problem, and let `auto` choose by the times. A collective call.
 
     Args:
@@ -153,39 +141,94 @@ def measure(
         device: where it runs.
         make: returns a function that makes the call.
 
+    Returns:
+        Whether the call was measured, and so was made before.
+
     Raises:
-        EngineError: another rank makes another call, or does not measure it.
+        EngineError: another rank makes another call, does not measure it, or has left.
+        TimeoutExceeded: a rank did not arrive within the timeout.
     """
     if device.type == "cpu":
         host_profile.measure_once(runtime, group, problem)
-    session, why = _sessions[-1], ""
-    schedules, are_ranked = _schedules(problem, runtime, device, session.most)
-    session.note(runtime, problem)
+    schedules, are_ranked = _schedules(problem, runtime, device, _sessions[-1].most)
+    for session in _sessions:  # outer contexts keep the choice of an inner one
+        session.seen.setdefault(runtime, set()).add(auto.tuned_key(problem))
     if len(schedules) == 1:
-        return
-    ms: dict[str, list[float]] = {}
-    try:
-        apart = session.apart(runtime, group)
-        runs = _runs(schedules, apart, make)
-        if not are_ranked:
-            places = fastest(list(runs.values()), session.most + 1, apart, device)
-            runs = dict([list(runs.items())[place] for place in places])
-        schedules, ms = list(runs), ms_by_regime(list(runs.values()), apart, device)
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        session.drop(runtime, error)  # which ends the measurement of the other ranks
-    reasons = runtime.gathered(why[:_MOST_TOLD])
-    if any(reasons):
-        session.drop(runtime)
-        rank = next(rank for rank, reason in enumerate(reasons) if reason)
-        log.warning("%s is not measured, so its time is predicted: rank %d: %s", problem.op, rank,
-                    reasons[rank])  # fmt: skip
-        return
-    regimes = [when for when in ms if when != "synchronized"]
-    choices = {when: _chosen(schedules, ms, when) for when in regimes}
+        return False
+    most = None if are_ranked else _sessions[-1].most
+    found = _measured_apart(problem, runtime, group, device, partial(_timed, schedules, most, make))
+    if found is None:
+        return False
+    regimes = [when for when in found.ms if when != "synchronized"]
+    choices = {when: _choice_of(*found, when) for when in regimes}
     auto.tuned.setdefault(runtime, {})[auto.tuned_key(problem)] = choices
     for when, choice in choices.items():
         log.info("%s, %s: %s", problem.op, when, "; ".join(choice.reasons))
+    return True
+
+
+def _measured_apart(
+    problem: Problem,
+    runtime: ProcessRuntime,
+    group: Any,
+    device: torch.device,
+    timed: Callable[[ProcessRuntime, Turns], _Times],
+) -> _Times | None:
+    """Return what `timed` returns in a second runtime of the group; None if it failed on a rank."""
+    if device.type == "cuda":  # kernels of the two runtimes must not wait for each other
+        torch.cuda.synchronize(device)
+    apart, found, failure = None, None, None
+    with ExitStack() as at_end:
+        try:
+            apart = _opened(runtime, group)
+            at_end.callback(_close, apart)
+            found = timed(apart, Turns(apart, device, call_in_words(problem, None, runtime.rank)))
+        except BaseException as error:
+            if apart is not None:
+                apart.fail()
+            if not isinstance(error, Exception):
+                raise  # an interrupt
+            told = f"{type(error).__name__}: {error}"
+            failure = isinstance(error, EngineError), told[:_MOST_TOLD]
+        # Ranks that wait for one that has failed find it out within the timeout.
+        failures = runtime.gathered(failure, least_s=runtime.timeout_s + _FOUND_OUT_S)
+    ranks = [rank for rank, each in enumerate(failures) if each is not None]
+    if not ranks:
+        return found
+    first = min(ranks, key=lambda rank: failures[rank][0])  # errors of the engine follow from it
+    log.warning("%s is not measured, so its time is predicted: rank %d: %s", problem.op, first,
+                failures[first][1])  # fmt: skip
+    return None
+
+
+def _timed(
+    schedules: Sequence[Schedule],
+    most: int | None,
+    make: Maker,
+    apart: ProcessRuntime,
+    turns: Turns,
+) -> _Times:
+    """Return the schedules that can run, and their times, in a runtime.
+
+    Args:
+        schedules: `serial` first.
+        most: how many others may be left after a single turn; None: all.
+        make: see `measure`.
+        apart: the runtime.
+        turns: times calls of the runtime.
+    """
+    runs = _runs(schedules, apart, make)
+    if most is not None:
+        places = turns.fastest(list(runs.values()), most + 1)
+        runs = dict([list(runs.items())[place] for place in places])
+    return _Times(list(runs), turns.ms_by_regime(list(runs.values())))
+
+
+def _close(apart: ProcessRuntime) -> None:
+    try:
+        apart.close()
+    except Exception as error:  # all ranks have their times
+        log.warning("the runtime of a measurement did not close: %r", error)
 
 
 def _opened(runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
@@ -212,13 +255,14 @@ def _schedules(
     Raises:
         EngineError: another rank makes another call.
     """
-    regimes = ("eager", "captured") if device.type == "cuda" else ("eager",)
+    regimes = ("captured", "eager") if device.type == "cuda" else ("eager",)
     found = {serial(problem.world, runtime.machine): None}
-    are_ranked = True
+    are_ranked, device_ms = True, None
     for when in regimes:
         ranked = auto.ranked(problem, runtime, device, when)
         are_ranked = are_ranked and ranked[0][1] is not None
-        found |= dict.fromkeys(_promising(ranked, most))
+        device_ms = dict(ranked) if device_ms is None else device_ms
+        found |= dict.fromkeys(_promising(ranked, device_ms, most))
         found[auto.choice(problem, runtime, device, when).schedule] = None  # a book's, perhaps
     _check_alike(problem, runtime)
     leads = runtime.rank == 0
@@ -242,22 +286,31 @@ def _check_alike(problem: Problem, runtime: ProcessRuntime) -> None:
             )
 
 
-def _promising(ranked: Ranked, most: int) -> list[Schedule]:
-    """Return the schedules to measure: all, if there are no predictions.
+def _promising(
+    ranked: Ranked, device_ms: Mapping[Schedule, float | None], most: int
+) -> list[Schedule]:
+    """Return the schedules to measure in a regime: all, if there are no predictions.
 
     Else they are `most` with the fastest predictions, and as many others at most: the best of each
     further name that is not hopeless, as one wrong time of a GEMM may mislead all grains of a name.
+
+    Args:
+        ranked: the schedules and their predictions, fastest first.
+        device_ms: predictions that do not depend on the host. Schedules with equal predictions of
+            both kinds are one schedule under two names.
+        most: how many.
     """
-    found: dict[float, Schedule] = {}
+    found: dict[tuple[float, float | None], Schedule] = {}
     names: set[str] = set()
     for schedule, ms in ranked:
         if ms is None:
             return [each for each, _ in ranked]
-        if ms in found:  # the same transfers and GEMMs under another name
+        key = ms, device_ms.get(schedule)
+        if key in found:
             continue
-        near = ms <= _HOPELESS * next(iter(found), ms) and schedule.name not in names
+        near = ms <= _HOPELESS * next(iter(found), key)[0] and schedule.name not in names
         if len(found) < most or (near and len(found) < 2 * most):
-            found[ms] = schedule
+            found[key] = schedule
             names.add(schedule.name)
     return list(found.values())
 
@@ -280,7 +333,7 @@ def _runs(
     return runs
 
 
-def _chosen(schedules: Sequence[Schedule], ms: dict[str, list[float]], when: str) -> Choice:
+def _choice_of(schedules: Sequence[Schedule], ms: dict[str, list[float]], when: str) -> Choice:
     """Return the choice of a regime: the fastest schedule, or a plainer one that is as fast.
 
     One eager choice serves calls back to back, and calls that are waited for: of schedules that are

@@ -18,7 +18,7 @@ from ficco.measuring.clock import calls_for, device_ms
 from ficco.runtime.object_exchange import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 
-__all__ = ["fastest", "ms_by_regime"]
+__all__ = ["Turns"]
 
 WARM_UP_CALLS = 3  # the first ones bind a program, grow windows and prepare the call
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
@@ -42,95 +42,99 @@ class _Turn(NamedTuple):
     time_ms: Callable[[], float]
 
 
-def fastest(
-    runs: Sequence[Run], count: int, runtime: ProcessRuntime, device: torch.device
-) -> list[int]:
-    """Return the places of the ways that are fastest in a single turn, at most `count`.
-
-    The first way is always among them. A collective call; see `ms_by_regime`.
-    """
-    _warm_up(runs, runtime, device)
-    calls = _calls(runs[0], runtime, device)
-    times = [_in_turn(_back_to_back(run, calls, device), runtime, device) for run in runs]
-    order = sorted(range(len(runs)), key=_slowest(times, runtime).__getitem__)
-    return [0, *[place for place in order if place][: count - 1]]
-
-
-def ms_by_regime(
-    runs: Sequence[Run], runtime: ProcessRuntime, device: torch.device
-) -> dict[str, list[float]]:
-    """Return the ms per call of every way, by regime. A collective call.
+class Turns:
+    """Times several ways to make a call. All methods are collective calls.
 
     All ranks pass the same ways in the same order, and get equal figures.
 
     Args:
-        runs: make a call each, on the current stream.
         runtime: the runtime of the calls.
         device: of the calls.
-
-    Raises:
-        TimeoutExceeded, EngineError: a call failed, or a rank has left.
+        call: a sentence about the call, for the errors of ranks that make another one.
     """
-    _warm_up(runs, runtime, device)
-    calls = _calls(runs[0], runtime, device)
-    turns = [_Turn("eager", _back_to_back(run, calls, device)) for run in runs]
-    if device.type == "cuda":
-        turns += [_Turn("synchronized", _waited_for(run, device)) for run in runs]
-        turns += [_Turn("captured", replay) for replay in _replays(runs, calls)]
-    begin = time.perf_counter()
-    for turn in turns:  # the first round is not counted
-        _in_turn(turn.time_ms, runtime, device)
-    round_s = max(runtime.gathered(time.perf_counter() - begin))
-    rounds = min(max(int(BUDGET_S / round_s), MIN_ROUNDS), MAX_ROUNDS)
-    times: list[list[float]] = [[] for _ in turns]
-    for number in range(rounds):
-        for place in range(len(turns)):
-            at = (place + number) % len(turns)
-            times[at].append(_in_turn(turns[at].time_ms, runtime, device))
-    slowest = _slowest([ms for each in times for ms in each], runtime)
-    found: dict[str, list[float]] = {}
-    for at, turn in enumerate(turns):
-        own_ms = slowest[at * rounds : (at + 1) * rounds]
-        found.setdefault(turn.regime, []).append(statistics.median(own_ms))
-    return found
 
+    def __init__(self, runtime: ProcessRuntime, device: torch.device, call: str) -> None:
+        self._runtime, self._device, self._call = runtime, device, call
 
-def _warm_up(runs: Sequence[Run], runtime: ProcessRuntime, device: torch.device) -> None:
-    """Make every call a few times; the ranks come and leave together."""
-    _meet(runtime, device)  # here a rank that has failed is missed; no collective waits for it yet
-    for run in list(runs) * WARM_UP_CALLS:
-        run()
-    _meet(runtime, device)
+    def fastest(self, runs: Sequence[Run], count: int) -> list[int]:
+        """Return the places of the ways that are fastest in a single turn, at most `count`.
 
+        The first way is always among them. Raises as `ms_by_regime`.
+        """
+        self._warm_up(runs)
+        calls = self._calls(runs[0])
+        times = [self._in_turn(_back_to_back(run, calls, self._device)) for run in runs]
+        order = sorted(range(len(runs)), key=self._slowest(times).__getitem__)
+        return [0, *[place for place in order if place][: count - 1]]
 
-def _calls(run: Run, runtime: ProcessRuntime, device: torch.device) -> int:
-    """Return the number of calls of a turn: even, as calls alternate between window copies."""
-    ms = _in_turn(_back_to_back(run, 2, device), runtime, device)
-    return calls_for(max(runtime.gathered(ms)))
+    def ms_by_regime(self, runs: Sequence[Run]) -> dict[str, list[float]]:
+        """Return the ms per call of every way, by regime.
 
+        Args:
+            runs: make a call each, on the current stream.
 
-def _in_turn(time_ms: Callable[[], float], runtime: ProcessRuntime, device: torch.device) -> float:
-    _meet(runtime, device)
-    return time_ms()
+        Raises:
+            TimeoutExceeded, EngineError: a call failed, or a rank has failed or left.
+        """
+        self._warm_up(runs)
+        calls = self._calls(runs[0])
+        turns = [_Turn("eager", _back_to_back(run, calls, self._device)) for run in runs]
+        if self._device.type == "cuda":
+            turns += [_Turn("synchronized", _waited_for(run, self._device)) for run in runs]
+            turns += [_Turn("captured", replay) for replay in _replays(runs, calls)]
+        begin = time.perf_counter()
+        for turn in turns:  # the first round is not counted
+            self._in_turn(turn.time_ms)
+        round_s = max(self._gathered(time.perf_counter() - begin))
+        rounds = min(max(int(BUDGET_S / round_s), MIN_ROUNDS), MAX_ROUNDS)
+        times: list[list[float]] = [[] for _ in turns]
+        for number in range(rounds):
+            for place in range(len(turns)):
+                at = (place + number) % len(turns)
+                times[at].append(self._in_turn(turns[at].time_ms))
+        slowest = self._slowest([ms for each in times for ms in each])
+        found: dict[str, list[float]] = {}
+        for at, turn in enumerate(turns):
+            own_ms = slowest[at * rounds : (at + 1) * rounds]
+            found.setdefault(turn.regime, []).append(statistics.median(own_ms))
+        return found
 
+    def _warm_up(self, runs: Sequence[Run]) -> None:
+        """Make every call a few times; the ranks come and leave together."""
+        self._meet()
+        for run in list(runs) * WARM_UP_CALLS:
+            run()
+        self._meet()
 
-def _meet(runtime: ProcessRuntime, device: torch.device) -> None:
-    """Wait until all ranks have ended their calls; the ranks leave at the same time.
+    def _calls(self, run: Run) -> int:
+        """Return the number of calls of a turn: even, as calls alternate between window copies."""
+        ms = self._in_turn(_back_to_back(run, 2, self._device))
+        return calls_for(max(self._gathered(ms)))
 
-    They are on one host, and share its clock, unless they are in containers with clocks of their
-    own: then they leave when the messages arrive.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = max(runtime.gathered(time.monotonic())) + _MESSAGES_S
-    if start - time.monotonic() < _CLOCKS_DIFFER_S:
-        while time.monotonic() < start:
-            pass
+    def _in_turn(self, time_ms: Callable[[], float]) -> float:
+        self._meet()
+        return time_ms()
 
+    def _meet(self) -> None:
+        """Wait until all ranks have ended their calls; the ranks leave at the same time.
 
-def _slowest(own_ms: Sequence[float], runtime: ProcessRuntime) -> list[float]:
-    """Return the maximum of each time over all ranks."""
-    return [max(ms) for ms in zip(*gathered_objects(runtime, list(own_ms)), strict=True)]
+        They are on one host, and share its clock, unless they are in containers with clocks of
+        their own: then they leave when the messages arrive.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        start = max(self._gathered(time.monotonic())) + _MESSAGES_S
+        if start - time.monotonic() < _CLOCKS_DIFFER_S:
+            while time.monotonic() < start:
+                pass
+
+    def _slowest(self, own_ms: Sequence[float]) -> list[float]:
+        """Return the maximum of each time over all ranks."""
+        by_rank = gathered_objects(self._runtime, list(own_ms), self._call)
+        return [max(ms) for ms in zip(*by_rank, strict=True)]
+
+    def _gathered(self, value: float) -> list[float]:
+        return self._runtime.gathered(value, self._call)
 
 
 def _back_to_back(run: Run, calls: int, device: torch.device) -> Callable[[], float]:

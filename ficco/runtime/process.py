@@ -118,9 +118,8 @@ class ProcessRuntime:
         self._last: Call | None = None
         self._rendezvous_error = ""  # why the last rendezvous failed, until a reset
         self._of_parent = False  # whether this process was forked from the one that opened it
-        opening_s = max(timeout_s, OPENING_S)
         asked = {"machine": machine.identity, "most_window_bytes": most_window_bytes}
-        self._rendezvous = Rendezvous(members, asked, opening_s)
+        self._rendezvous = Rendezvous(members, asked, max(timeout_s, OPENING_S))
         note_turn(members.group, self._rendezvous.turn)
         self._groups: list[shared_memory.Group] = []  # one while the group is open, else none
         self._end = weakref.finalize(self, _end, os.getpid(), self._rendezvous, self._groups)
@@ -135,22 +134,20 @@ class ProcessRuntime:
     def _agree_to_open(self) -> None:
         """Meet all ranks before windows are made; raise on all ranks if they cannot be made."""
 
-    def gathered(self, value: Any, call: str = "", opening: bool = False) -> list[Any]:
+    def gathered(self, value: Any, call: str = "", least_s: float = 0.0) -> list[Any]:
         """Return the JSON values of all ranks, by rank. A collective call.
 
         Args:
             value: of this rank.
             call: a sentence about the call for which the ranks meet; empty: none.
-            opening: whether the group is being opened, for which ranks may take longer.
+            least_s: the least timeout, in seconds, where ranks may take longer than in a call.
 
         Raises EngineError: a rank has left; TimeoutExceeded: one did not arrive in time.
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
-        timeout_s = max(self._timeout_s, OPENING_S) if opening else self._timeout_s
-        if not call or not self._groups:
-            return self._rendezvous.gather("exchange data", value, timeout_s)
-        checks = self._overtaken(call), self._breaks()  # for a call, as `_meet`
+        timeout_s = max(self._timeout_s, least_s)
+        checks = (self._overtaken(call), self._breaks()) if call and self._groups else ()
         return self._rendezvous.gather("exchange data", value, timeout_s, call, *checks)
 
     @property
@@ -275,6 +272,11 @@ class ProcessRuntime:
         """
         if self._groups and not self._of_parent and self._group.failure() is None:
             self._group.refuse(self.rank, f"{type(error).__name__}: {error}")
+
+    def fail(self) -> None:
+        """Fail the group, because this rank makes no more calls. Peers that wait end soon."""
+        if self._groups and not self._of_parent:
+            self._group.fail(self.rank)
 
     def reset(self) -> None:
         """Meet all ranks and make new windows, after a failure. Bound programs are dropped.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,20 @@ def cases(rank: int, world: int) -> list[Case]:
     turned = ws[rank].t().contiguous().t()
     splits = [[9] * world] * world
     sent = torch.cat([x[9 * rank : 9 * rank + 9] for x in long]).double() @ back[rank].double()
+    tables = [draw(120 + r, 11, 12, torch.bfloat16) for r in range(world)]
+    lookups = [torch.arange(7 + 2 * r, device=DEVICE) % 11 for r in range(world)]
+    starts = torch.arange(world, device=DEVICE)
+    pooled = [
+        torch.nn.functional.embedding_bag(
+            lookups[r].cpu(), tables[r].cpu().double(), starts.cpu(), mode="sum"
+        )[rank]
+        for r in range(world)
+    ]
     return [
+        ("bags", partial(
+            ficco.embedding_all_to_all, [tables[rank]], [lookups[rank]], [starts],
+            tables_per_rank=[1] * world, dimension=12, batch=world,
+         ), torch.cat(pooled)[None].to(DEVICE)),
         ("gather", partial(ficco.all_gather_matmul, xs[rank], turned),
          torch.cat(xs).double() @ ws[rank].double()),
         ("all-reduce", partial(ficco.matmul_all_reduce, deep[rank], down[rank]), total),
@@ -66,9 +80,10 @@ def tuned(rank: int, world: int) -> None:
         turns._replays = lambda runs, calls: []
     for name, call, exact in cases(rank, world):
         runtime = _opened()
-        with ficco.tune(schedules=3):
+        with ficco.tune(schedules=3), checked(exact, name):
             for turn in range(3):
                 near(call(), exact, f"{name}, call {turn} in the context")
+        assert world == 1 or len(auto.tuned[runtime]) == 1, f"{name}: measuring failed: see stderr"
         for turn in range(3):
             near(call(), exact, f"{name}, call {turn} behind it")
         assert not getattr(runtime, "_captured", False), "the group itself captured calls"
@@ -80,6 +95,26 @@ def tuned(rank: int, world: int) -> None:
         choices(runtime, rank, world)
         fails(runtime, rank, world)
         ficco.close()
+
+
+@contextmanager
+def checked(exact: Tensor, about: str) -> Iterator[None]:
+    """Check the result of each schedule that is measured, of its first calls."""
+    runs_of = tuning._runs
+
+    def right_runs(*given: Any) -> Any:
+        runs = runs_of(*given)
+        for schedule, run in runs.items():
+            for turn in range(3):
+                (y,) = run()
+                near(y.view(exact.shape), exact, f"{about}, {schedule.name}, call {turn} measured")
+        return runs
+
+    tuning._runs = right_runs
+    try:
+        yield
+    finally:
+        tuning._runs = runs_of
 
 
 def _opened() -> Any:
@@ -102,15 +137,15 @@ def captured(call: Callable[[], Tensor], exact: Tensor, name: str) -> None:
 
 def choices(runtime: Any, rank: int, world: int) -> None:
     """A problem is measured once a context; all ranks choose by the same times."""
-    _, call, exact = cases(rank, world)[1]
+    _, call, exact = cases(rank, world)[2]
     near(call(), exact, "before the context")
     assert runtime not in auto.tuned
     measured: list[str] = []
     measure = tuning.measure
 
-    def counted(problem: Any, *rest: Any) -> None:
+    def counted(problem: Any, *rest: Any) -> bool:
         measured.append(problem.op)
-        measure(problem, *rest)
+        return measure(problem, *rest)
 
     tuning.measure = counted
     try:
@@ -142,22 +177,22 @@ class _Warnings(logging.Handler):
 
 def fails(runtime: Any, rank: int, world: int) -> None:
     """A measurement that fails on one rank is a warning on all, and the call is made."""
-    _, call, exact = cases(rank, world)[2]
-    ms_by_regime, heard = tuning.ms_by_regime, _Warnings()
+    _, call, exact = cases(rank, world)[3]
+    slowest, heard = turns.Turns._slowest, _Warnings()
 
-    def broken(*given: Any) -> Any:
+    def broken(self: Any, own_ms: Any) -> Any:  # graphs have been captured
         if rank == world - 1:
             raise torch.OutOfMemoryError("no room")
-        return ms_by_regime(*given)
+        return slowest(self, own_ms)
 
-    tuning.ms_by_regime = broken
+    turns.Turns._slowest = broken  # type: ignore[method-assign]
     groups.log.addHandler(heard)
     try:
         with ficco.tune():
             near(call(), exact, "a call whose measurement failed")
             near(call(), exact, "the next call")
     finally:
-        tuning.ms_by_regime = ms_by_regime
+        turns.Turns._slowest = slowest  # type: ignore[method-assign]
         groups.log.removeHandler(heard)
     texts = [text for text in heard.texts if "is not measured" in text]
     assert len(texts) == 1 and texts[0].startswith("matmul_reduce_scatter"), heard.texts

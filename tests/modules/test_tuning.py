@@ -33,11 +33,11 @@ def test_calls_are_measured(world: int, tmp_path: Path, torch: Any) -> None:
         ({"captured": [0.7, 0.9, 0.8], "synchronized": [2.0, 1.0, 1.0]}, "captured", "serial"),
     ],
 )
-def test_the_fastest_is_chosen(ms: dict[str, list[float]], when: str, name: str) -> None:
+def test_the_fastest_is_choice_of(ms: dict[str, list[float]], when: str, name: str) -> None:
     pytest.importorskip("torch")
-    from ficco.modules.tuning import _chosen
+    from ficco.modules.tuning import _choice_of
 
-    choice = _chosen(SCHEDULES, ms, when)
+    choice = _choice_of(SCHEDULES, ms, when)
     times = dict(zip(SCHEDULES, ms[when], strict=True))
     assert choice.schedule.name == name and choice.by == "measurement"
     assert choice.predicted_ms == times[choice.schedule]
@@ -62,13 +62,18 @@ def test_the_most_promising_are_measured() -> None:
         ("uniform_fused_1d", 1, 1.6),
     )  # fmt: skip
 
+    device_ms = dict(ranked)
+
     def points(most: int) -> list[tuple[str, int]]:
-        return [(each.name, each.chunks) for each in _promising(ranked, most)]
+        return [(each.name, each.chunks) for each in _promising(ranked, device_ms, most)]
 
     # hetero_fused_1d at grain 1 is as gated_1d at grain 2, and uniform_fused_1d is hopeless.
     named = [("gated_1d", 1), ("gated_1d", 2), ("hetero_fused_1d", 2), ("shard_p2p", 1)]
     assert points(2) == named
     assert points(1) == [("gated_1d", 1), ("hetero_fused_1d", 1)]
     assert points(3) == [named[0], named[1], ("gated_1d", 4), *named[2:]]
+    # Equal times of the host do not make the two schedules one.
+    device_ms[ranked[2][0]] = 0.9
+    assert points(2) == [named[0], named[1], ("hetero_fused_1d", 1), ("shard_p2p", 1)]
     unknown = [(schedule, None) for schedule, _ in ranked]
-    assert _promising(unknown, 1) == [schedule for schedule, _ in ranked]
+    assert _promising(unknown, dict(unknown), 1) == [schedule for schedule, _ in ranked]

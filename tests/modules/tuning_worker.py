@@ -5,6 +5,7 @@ python tuning_worker.py STORE RANK WORLD
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -99,19 +100,19 @@ def without_a_profile(rank: int, world: int) -> None:
     runtime = opened()
     os.environ["FICCO_MEASURE"] = "0"
     timed: list[int] = []
-    fastest = tuning.fastest
+    fastest = tuning.Turns.fastest
 
-    def counted(runs: Any, *rest: Any) -> list[int]:
-        places = fastest(runs, *rest)
+    def counted(self: Any, runs: Any, count: int) -> list[int]:
+        places = fastest(self, runs, count)
         timed.extend((len(runs), len(places)))
         return places
 
-    tuning.fastest = counted
+    tuning.Turns.fastest = counted  # type: ignore[method-assign]
     try:
         with ficco.tune(schedules=2):
             y = ficco.matmul_all_reduce(draw(rank, 4, 8), torch.ones(8, 3))
     finally:
-        tuning.fastest = fastest
+        tuning.Turns.fastest = fastest  # type: ignore[method-assign]
         del os.environ["FICCO_MEASURE"]
     many, few = timed
     assert many > few == 3, timed
@@ -144,28 +145,33 @@ def narrow_windows(rank: int, world: int) -> None:
 
 
 def contexts(rank: int, world: int) -> None:
-    """What a context has measured outlives it, and an error in it; its second runtime does not."""
+    """What a context has measured outlives it, and an error in it; second runtimes do not.
+
+    An outer context does not measure again what an inner one has measured.
+    """
     runtime = opened()
     x, w = draw(rank, 4, 8), torch.ones(8, 3)
     seconds: list[ProcessRuntime] = []
-    apart = tuning._Session.apart
+    opened_apart = tuning._opened
 
-    def noted(self: Any, *given: Any) -> ProcessRuntime:
-        seconds.append(apart(self, *given))
+    def noted(*given: Any) -> ProcessRuntime:
+        seconds.append(opened_apart(*given))
         return seconds[-1]
 
-    tuning._Session.apart = noted  # type: ignore[method-assign]
+    tuning._opened = noted
     try:
-        with ficco.tune(), ficco.tune(schedules=1):
-            ficco.matmul_all_reduce(x, w)
+        with ficco.tune():
+            with ficco.tune(schedules=1):
+                ficco.matmul_all_reduce(x, w)
+                ficco.matmul_all_reduce(x, w)
+                assert not seconds[0].window_bytes, "the second runtime is open"
             ficco.matmul_all_reduce(x, w)
             raise KeyError("an error of the user")
     except KeyError:
         pass
     finally:
-        tuning._Session.apart = apart  # type: ignore[method-assign]
+        tuning._opened = opened_apart
     assert len(seconds) == 1 and not tuning._sessions
-    assert not seconds[0].window_bytes, "the second runtime is open"
     assert len(auto.tuned[runtime]) == 1
     ficco.matmul_all_reduce(x, w)
     assert len(auto.tuned[runtime]) == 1
@@ -246,8 +252,47 @@ def problems_are_told_apart(rank: int, world: int) -> None:
     with ficco.tune():
         ficco.all_gather_matmul(x, torch.ones(8, 4))
         ficco.all_gather_matmul(x, torch.ones(8, 400))
-    assert len(auto.tuned[runtime]) == 2
+        ficco.all_gather_matmul(x, torch.ones(8, 4), bias=torch.ones(4))
+        ficco.all_gather_matmul(x, [torch.ones(8, 2), torch.ones(8, 2)])
+    assert len(auto.tuned[runtime]) == 4
     ficco.all_gather_matmul(x, torch.ones(4 * world, 5), axes=["contraction"])
+    ficco.close()
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def one_fails(rank: int, world: int) -> None:
+    """If a rank fails between calls, all ranks are told its reason soon, and make the call."""
+    ficco.prepare(timeout_s=60.0)
+    (runtime,) = groups.opened(None)
+    x, w, heard = draw(rank, 4, 8), torch.ones(8, 3), _Heard()
+    slowest = tuning.Turns._slowest
+
+    def broken(self: Any, own_ms: Any) -> list[float]:
+        if rank == 1:
+            raise MemoryError("no room for a graph")
+        return slowest(self, own_ms)
+
+    tuning.Turns._slowest = broken  # type: ignore[method-assign]
+    groups.log.addHandler(heard)
+    begin = time.monotonic()
+    try:
+        with ficco.tune():
+            ficco.matmul_all_reduce(x, w)
+    finally:
+        tuning.Turns._slowest = slowest  # type: ignore[method-assign]
+        groups.log.removeHandler(heard)
+    assert time.monotonic() - begin < 20.0, "peers waited for the timeout"
+    (told,) = heard.texts
+    assert told.endswith("rank 1: MemoryError: no room for a graph"), told
+    assert runtime not in auto.tuned
     ficco.close()
 
 
@@ -260,8 +305,7 @@ def main(store: str, rank: int, world: int) -> None:
     options_are_checked()
     for check in (
         gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
-        unlike_calls, one_refuses,
-        problems_are_told_apart,
+        unlike_calls, one_refuses, problems_are_told_apart, one_fails,
     ):  # fmt: skip
         check(rank, world)
         print(check.__name__, flush=True)

@@ -357,7 +357,8 @@ class Exchanging:
     def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
         self.world, self._rendezvous, self._timeout_s = WORLD, rendezvous, timeout_s
 
-    def gathered(self, mine: Any) -> list[Any]:
+    def gathered(self, mine: Any, call: str) -> list[Any]:
+        assert not call
         return self._rendezvous.gather("exchange data", mine, self._timeout_s)
 
 
