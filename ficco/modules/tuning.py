@@ -9,10 +9,12 @@ failures stay apart, and graphs of the measurement are none of the group's.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,8 +22,9 @@ import torch
 from ficco import compute as computes
 from ficco.checking import whole_number
 from ficco.errors import EngineError, InputError, duration_text
-from ficco.modules import auto, groups, host_profile
+from ficco.modules import auto, groups, host_profile, tuned_files
 from ficco.modules.groups import log
+from ficco.modules.tuned_files import Times
 from ficco.modules.turns import Turns
 from ficco.problem import Problem
 from ficco.runtime.call_words import call_in_words
@@ -47,28 +50,17 @@ _FOUND_OUT_S = 10.0  # ranks find out that a rank has failed within the timeout,
 Maker = Callable[[ProcessRuntime, Schedule], Callable[[], object]]
 
 
-class _Times(NamedTuple):
-    """What was measured of a problem.
-
-    Attributes:
-        schedules: that were measured, `serial` first.
-        ms: of a call by each schedule, by regime.
-    """
-
-    schedules: list[Schedule]
-    ms: dict[str, list[float]]
-
-
 class _Session:
     """A context of `tune`.
 
     Attributes:
         most: how many schedules are measured of a problem in each regime; see `_promising`.
+        folder: where times are kept; None: nowhere.
         seen: the problems of each group that were measured in the context, or could not be.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, folder: Path | None) -> None:
+        self.most, self.folder = most, folder
         self.seen: WeakKeyDictionary[ProcessRuntime, set[str]] = WeakKeyDictionary()
 
 
@@ -76,7 +68,7 @@ _sessions: list[_Session] = []  # of contexts that have not ended; the last one 
 
 
 @contextmanager
-def tune(*, schedules: int = 4) -> Iterator[None]:
+def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Measure the calls with schedule="auto" in a context, instead of predicting their times.
 
     The first call of each problem in the context runs several schedules a few times, on its own
@@ -96,12 +88,15 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
             64. In addition: `serial`; and at most as many others, the best of each further name
             whose prediction is at most 1.5 times the fastest one. If there is no profile of the
             devices, all schedules are timed once, and the fastest are measured.
+        folder: where times are kept, a file for each problem; it is made if it does not exist. A
+            problem whose file is there is not measured, so later processes take the same schedules.
+            A file is for one number of ranks, kind of device, and set of versions. None: nowhere.
 
     Returns:
         A context manager. It returns nothing when it is entered.
 
     Raises:
-        InputError: `schedules` is not a number from 1 to 64.
+        InputError: `schedules` is not a number from 1 to 64, or there can be no such folder.
 
     Example:
         >>> x, w = torch.ones(4, 2), torch.ones(2, 3)
@@ -110,13 +105,24 @@ def tune(*, schedules: int = 4) -> Iterator[None]:
         >>> y.shape
         torch.Size([4, 3])
     """
-    session = _Session(whole_number(schedules, "schedules", 1, MOST_SCHEDULES))
+    most = whole_number(schedules, "schedules", 1, MOST_SCHEDULES)
+    session = _Session(most, None if folder is None else _folder(folder))
     _sessions.append(session)
     groups.forget_calls()
     try:
         yield
     finally:
         _sessions.remove(session)
+
+
+def _folder(folder: Any) -> Path:
+    """Return a folder, which is made if it does not exist."""
+    try:
+        found = Path(folder)
+        found.mkdir(parents=True, exist_ok=True)
+    except (TypeError, ValueError, OSError) as error:
+        raise InputError(f"folder={folder!r}: a folder's path is needed: {error}") from None
+    return found
 
 
 def is_due(problem: Problem, runtime: ProcessRuntime) -> bool:
@@ -142,7 +148,7 @@ def measure(
         make: returns a function that makes the call.
 
     Returns:
-        Whether the call was measured, and so was made before.
+        Whether the call was measured now, and so was made before.
 
     Raises:
         EngineError: another rank makes another call, does not measure it, or has left.
@@ -150,21 +156,44 @@ def measure(
     """
     if device.type == "cpu":
         host_profile.measure_once(runtime, group, problem)
-    schedules, are_ranked = _schedules(problem, runtime, device, _sessions[-1].most)
+    _check_alike(problem, runtime)
     for session in _sessions:  # outer contexts keep the choice of an inner one
         session.seen.setdefault(runtime, set()).add(auto.tuned_key(problem))
-    if len(schedules) == 1:
-        return False
-    most = None if are_ranked else _sessions[-1].most
-    found = _measured_apart(problem, runtime, group, device, partial(_timed, schedules, most, make))
+    kept = _kept(problem, runtime, device)
+    found = kept or _measured(problem, runtime, group, device, make)
     if found is None:
         return False
-    regimes = [when for when in found.ms if when != "synchronized"]
-    choices = {when: _choice_of(*found, when) for when in regimes}
+    choices = {when: _choice_of(found, when) for when in found.ms if when != "synchronized"}
     auto.tuned.setdefault(runtime, {})[auto.tuned_key(problem)] = choices
     for when, choice in choices.items():
         log.info("%s, %s: %s", problem.op, when, "; ".join(choice.reasons))
-    return True
+    return kept is None
+
+
+def _kept(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> Times | None:
+    """Return the times that rank 0 finds in its folder; load the kernels of these schedules."""
+    folder = _sessions[-1].folder if runtime.rank == 0 else None
+    own = tuned_files.read(folder, problem, runtime, device) if folder is not None else None
+    found: Times | None = gathered_objects(runtime, own)[0]
+    kernels = auto.kernels_of(runtime, device)
+    if found is not None and kernels is not None:
+        kernels.compile([(problem, schedule) for schedule in found.schedules])
+    return found
+
+
+def _measured(
+    problem: Problem, runtime: ProcessRuntime, group: Any, device: torch.device, make: Maker
+) -> Times | None:
+    """Measure a problem, and keep the times; return None if a rank has failed."""
+    session = _sessions[-1]
+    schedules, are_ranked = _schedules(problem, runtime, device, session.most)
+    if len(schedules) == 1:
+        return None
+    timed = partial(_timed, schedules, None if are_ranked else session.most, make)
+    found = _measured_apart(problem, runtime, group, device, timed)
+    if found is not None and session.folder is not None and runtime.rank == 0:
+        tuned_files.write(session.folder, problem, runtime, device, found)
+    return found
 
 
 def _measured_apart(
@@ -172,8 +201,8 @@ def _measured_apart(
     runtime: ProcessRuntime,
     group: Any,
     device: torch.device,
-    timed: Callable[[ProcessRuntime, Turns], _Times],
-) -> _Times | None:
+    timed: Callable[[ProcessRuntime, Turns], Times],
+) -> Times | None:
     """Return what `timed` returns in a second runtime of the group; None if it failed on a rank."""
     if device.type == "cuda":  # kernels of the two runtimes must not wait for each other
         torch.cuda.synchronize(device)
@@ -207,7 +236,7 @@ def _timed(
     make: Maker,
     apart: ProcessRuntime,
     turns: Turns,
-) -> _Times:
+) -> Times:
     """Return the schedules that can run, and their times, in a runtime.
 
     Args:
@@ -221,7 +250,7 @@ def _timed(
     if most is not None:
         places = turns.fastest(list(runs.values()), most + 1)
         runs = dict([list(runs.items())[place] for place in places])
-    return _Times(list(runs), turns.ms_by_regime(list(runs.values())))
+    return Times(list(runs), turns.ms_by_regime(list(runs.values())))
 
 
 def _close(apart: ProcessRuntime) -> None:
@@ -251,9 +280,6 @@ def _schedules(
 
     They are those of rank 0, as ranks may know different sizes of their peers. Kernels that the
     pack lacks are compiled.
-
-    Raises:
-        EngineError: another rank makes another call.
     """
     regimes = ("captured", "eager") if device.type == "cuda" else ("eager",)
     found = {serial(problem.world, runtime.machine): None}
@@ -264,7 +290,6 @@ def _schedules(
         device_ms = dict(ranked) if device_ms is None else device_ms
         found |= dict.fromkeys(_promising(ranked, device_ms, most))
         found[auto.choice(problem, runtime, device, when).schedule] = None  # a book's, perhaps
-    _check_alike(problem, runtime)
     leads = runtime.rank == 0
     schedules, are_ranked = gathered_objects(runtime, ([*found], are_ranked) if leads else None)[0]
     own = auto.kernels_of(runtime, device)
@@ -333,14 +358,15 @@ def _runs(
     return runs
 
 
-def _choice_of(schedules: Sequence[Schedule], ms: dict[str, list[float]], when: str) -> Choice:
+def _choice_of(measured: Times, when: str) -> Choice:
     """Return the choice of a regime: the fastest schedule, or a plainer one that is as fast.
 
     One eager choice serves calls back to back, and calls that are waited for: of schedules that are
     not slower than `serial` where calls are waited for, it is the fastest back to back.
     """
-    times, places = ms[when], list(range(len(schedules)))
-    if when == "eager" and (waited := ms.get("synchronized")):
+    schedules, times = measured.schedules, measured.ms[when]
+    places = list(range(len(schedules)))
+    if when == "eager" and (waited := measured.ms.get("synchronized")):
         most = waited[0] + max(_WAITED * waited[0], _WAITED_MS)
         places = [place for place in places if waited[place] <= most]
     least = min(times[place] for place in places)
@@ -354,7 +380,7 @@ def _choice_of(schedules: Sequence[Schedule], ms: dict[str, list[float]], when: 
     ]
     others = tuple((schedules[place], times[place]) for place in ranked if place != best)
     reasons = (
-        f"measured here by ficco.tune, {times[0] / times[best]:.2f} times as fast as serial",
+        f"{measured.source}, {times[0] / times[best]:.2f} times as fast as serial",
         f"times of a call: {', '.join(words)}",
     )
     return Choice(schedules[best], times[best], MEASUREMENT, reasons, others)

@@ -35,9 +35,10 @@ def test_calls_are_measured(world: int, tmp_path: Path, torch: Any) -> None:
 )
 def test_the_fastest_is_choice_of(ms: dict[str, list[float]], when: str, name: str) -> None:
     pytest.importorskip("torch")
+    from ficco.modules.tuned_files import Times
     from ficco.modules.tuning import _choice_of
 
-    choice = _choice_of(SCHEDULES, ms, when)
+    choice = _choice_of(Times(SCHEDULES, ms), when)
     times = dict(zip(SCHEDULES, ms[when], strict=True))
     assert choice.schedule.name == name and choice.by == "measurement"
     assert choice.predicted_ms == times[choice.schedule]

@@ -9,7 +9,10 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -259,6 +262,52 @@ def problems_are_told_apart(rank: int, world: int) -> None:
     ficco.close()
 
 
+def folders(rank: int, world: int) -> None:
+    """What was measured is kept in a folder; a later group takes it from there."""
+    for wrong in (3, "\0", "/dev/null/folder"):
+        try:
+            with ficco.tune(folder=wrong):  # type: ignore[arg-type]
+                raise AssertionError(f"folder={wrong!r} was taken")
+        except ficco.InputError as error:
+            assert "a folder's path is needed" in str(error), error
+    folder = Path(os.environ["TUNED_FOLDER"])
+    x, w, found = draw(rank, 4, 8), torch.ones(8, 3), []
+    with _warnings() as texts:
+        for turn in range(3):
+            runtime = opened()
+            with ficco.tune(folder=folder if rank == 0 else None):  # rank 0 reads and writes
+                y = ficco.matmul_all_reduce(x, w)
+            want = sum((draw(r, 4, 8) for r in range(world)), torch.zeros(4, 8)) @ w
+            torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+            (choices,) = auto.tuned[runtime].values()
+            found.append(choices["eager"])
+            (file,) = folder.iterdir()
+            if turn == 1:
+                dist.barrier()
+                if rank == 0:
+                    file.write_text("{}")
+            ficco.close()
+    first, second, third = found
+    assert first.schedule == second.schedule and first.predicted_ms == second.predicted_ms
+    assert first.alternatives == second.alternatives
+    assert "measured here by ficco.tune" in first.reasons[0], first.reasons
+    assert str(file) in second.reasons[0] and "measured by" in second.reasons[0], second.reasons
+    assert "measured here by ficco.tune" in third.reasons[0], third.reasons
+    assert len(texts) == (rank == 0), texts
+    assert all("is no file of ficco.tune" in text for text in texts), texts
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Yield the texts of warnings in the context."""
+    heard = _Heard()
+    groups.log.addHandler(heard)
+    try:
+        yield heard.texts
+    finally:
+        groups.log.removeHandler(heard)
+
+
 class _Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -272,7 +321,7 @@ def one_fails(rank: int, world: int) -> None:
     """If a rank fails between calls, all ranks are told its reason soon, and make the call."""
     ficco.prepare(timeout_s=60.0)
     (runtime,) = groups.opened(None)
-    x, w, heard = draw(rank, 4, 8), torch.ones(8, 3), _Heard()
+    x, w = draw(rank, 4, 8), torch.ones(8, 3)
     slowest = tuning.Turns._slowest
 
     def broken(self: Any, own_ms: Any) -> list[float]:
@@ -281,16 +330,14 @@ def one_fails(rank: int, world: int) -> None:
         return slowest(self, own_ms)
 
     tuning.Turns._slowest = broken  # type: ignore[method-assign]
-    groups.log.addHandler(heard)
     begin = time.monotonic()
     try:
-        with ficco.tune():
+        with ficco.tune(), _warnings() as texts:
             ficco.matmul_all_reduce(x, w)
     finally:
         tuning.Turns._slowest = slowest  # type: ignore[method-assign]
-        groups.log.removeHandler(heard)
     assert time.monotonic() - begin < 20.0, "peers waited for the timeout"
-    (told,) = heard.texts
+    (told,) = texts
     assert told.endswith("rank 1: MemoryError: no room for a graph"), told
     assert runtime not in auto.tuned
     ficco.close()
@@ -302,10 +349,11 @@ def main(store: str, rank: int, world: int) -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
+    os.environ["TUNED_FOLDER"] = f"{store}.tuned"
     options_are_checked()
     for check in (
         gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
-        unlike_calls, one_refuses, problems_are_told_apart, one_fails,
+        unlike_calls, one_refuses, problems_are_told_apart, one_fails, folders,
     ):  # fmt: skip
         check(rank, world)
         print(check.__name__, flush=True)

@@ -1,0 +1,115 @@
+"""Times that `ficco.tune` has measured, in a folder: later processes need not measure again.
+
+There is one file for each problem, number of ranks, kind of device, and set of versions. Its name
+is a hash of these. Rank 0 of a group reads and writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import ficco
+from ficco.errors import FiccoError
+from ficco.modules import auto
+from ficco.modules.groups import log
+from ficco.problem import Problem
+from ficco.profiling.host.profile import processor
+from ficco.runtime.gpus_of_group import vendor
+from ficco.runtime.process import ProcessRuntime
+from ficco.schedule import Schedule
+from ficco.selector.book import KERNELS
+from ficco.temporary import write_whole
+
+__all__ = ["Times", "read", "write"]
+
+_FORMAT = 1  # version of the file and of the measurement
+
+
+class Times(NamedTuple):
+    """What was measured of a problem.
+
+    Attributes:
+        schedules: that were measured, `serial` first.
+        ms: of a call by each schedule, by regime.
+        source: where and when, as the beginning of a sentence.
+    """
+
+    schedules: list[Schedule]
+    ms: dict[str, list[float]]
+    source: str = "measured here by ficco.tune"
+
+
+def read(
+    folder: Path, problem: Problem, runtime: ProcessRuntime, device: torch.device
+) -> Times | None:
+    """Return the times of a problem; None if there is no valid file of it."""
+    file = _file(folder, problem, runtime, device)
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+        schedules = [Schedule.from_json(each) for each in table["schedules"]]
+        ms = {when: [float(each) for each in table["ms"][when]] for when in table["ms"]}
+        date = str(table["date"])
+        _check(schedules, ms)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, FiccoError) as error:
+        log.warning("%s is no file of ficco.tune, so its problem is measured again: %r", file,
+                    error)  # fmt: skip
+        return None
+    return Times(schedules, ms, f"measured by ficco.tune on {date} ({file})")
+
+
+def write(
+    folder: Path, problem: Problem, runtime: ProcessRuntime, device: torch.device, times: Times
+) -> None:
+    """Write the times of a problem; a file that cannot be written is a warning."""
+    file = _file(folder, problem, runtime, device)
+    table = {
+        "date": time.strftime("%Y-%m-%d"),
+        "problem": json.loads(auto.tuned_key(problem)),
+        "where": _where(runtime, device),
+        "schedules": [schedule.to_json() for schedule in times.schedules],
+        "ms": times.ms,
+    }
+    try:
+        write_whole(file, json.dumps(table, indent=1) + "\n")
+    except OSError as error:
+        log.warning("the times of %s are not kept: %s: %s", problem.op, file, error)
+
+
+def _check(schedules: list[Schedule], ms: Mapping[str, list[float]]) -> None:
+    if not schedules or schedules[0].name != "serial":
+        raise ValueError("schedules: serial must be the first")
+    if "eager" not in ms or not set(ms) <= {"eager", "synchronized", "captured"}:
+        raise ValueError("ms: times of eager calls are needed")
+    for when, times in ms.items():
+        if len(times) != len(schedules) or not all(0 < each < math.inf for each in times):
+            raise ValueError(f"ms.{when}: a positive number is needed for each schedule")
+
+
+def _file(folder: Path, problem: Problem, runtime: ProcessRuntime, device: torch.device) -> Path:
+    key = json.dumps([auto.tuned_key(problem), _where(runtime, device)], sort_keys=True)
+    return folder / f"tuned-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _where(runtime: ProcessRuntime, device: torch.device) -> dict[str, Any]:
+    """Return what times depend on, other than the problem."""
+    where = {
+        "format": _FORMAT, "ficco": ficco.__version__, "kernels": KERNELS,
+        "torch": torch.__version__, "ranks": runtime.world, "machine": runtime.machine.name,
+        "compute": runtime.compute, "processor": processor(),
+    }  # fmt: skip
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device.index or 0)
+        return where | {"device": name, "driver": vendor().served_version()}
+    cores = len(os.sched_getaffinity(0))
+    return where | {"cores": cores, "threads": torch.get_num_threads()}
