@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ficco.engines.group_kernels import GroupKernels
 from ficco.kernels import fallback, pack
-from ficco.runtime.process import ProcessRuntime
+from ficco.runtime.process import OPENING_S, ProcessRuntime
 
 __all__ = ["kernels_of"]
 
@@ -14,7 +14,7 @@ _NOT_FOR_AMD = "on AMD GPUs there is only a gated gather, whose tiles are not tu
 
 def kernels_of(runtime: ProcessRuntime) -> GroupKernels:
     """Return the kernels that all ranks of a group can load. A collective call on the group."""
-    facts = runtime.gathered(_facts())
+    facts = runtime.gathered(_facts(), least_s=OPENING_S)  # some ranks may import Triton first
     compiles = not any(uncompiled for _, uncompiled, _ in facts)
     for rank, (unpacked, uncompiled, _) in enumerate(facts):
         if unpacked and not compiles:  # one rank has no pack, and one cannot compile

@@ -140,13 +140,13 @@ class ProcessRuntime:
         Args:
             value: of this rank.
             call: a sentence about the call for which the ranks meet; empty: none.
-            least_s: the least timeout, in seconds, where ranks may take longer than in a call.
+            least_s: the least timeout, in seconds; that of a group that opens is OPENING_S.
 
         Raises EngineError: a rank has left; TimeoutExceeded: one did not arrive in time.
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
-        timeout_s = max(self._timeout_s, least_s)
+        timeout_s = max(self._timeout_s, least_s if self._groups else OPENING_S)
         checks = (self._overtaken(call), self._breaks()) if call and self._groups else ()
         return self._rendezvous.gather("exchange data", value, timeout_s, call, *checks)
 
@@ -344,7 +344,7 @@ class ProcessRuntime:
             self._overtaken(call),
         )
         try:
-            group = self._rendezvous.meet(agenda, self._timeout_s)
+            group = self._rendezvous.meet(agenda, max(self._timeout_s, OPENING_S * opening))
         except MemoryError:
             raise  # on all ranks; the windows are unchanged
         except BaseException as error:

@@ -9,7 +9,7 @@ import torch
 
 from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.runtime.gpus_of_group import ordinal, vendor
-from ficco.runtime.process import OPENING_S, ProcessRuntime
+from ficco.runtime.process import ProcessRuntime
 
 __all__ = ["trusted_gpus"]
 
@@ -34,7 +34,7 @@ def trusted_gpus(runtime: ProcessRuntime, signals: str) -> str:
     # The PCI address and the number of each rank's device.
     gpus = runtime.gathered((vendor().capabilities(ordinal()).pci, ordinal()))
     answer = _answer(gpus, signals) if runtime.rank == 0 else None
-    kind, text = runtime.gathered(answer, least_s=OPENING_S)[0]
+    kind, text = runtime.gathered(answer)[0]
     if kind == "refused":
         raise DevicesRefused(text)
     if kind == "input":
@@ -94,12 +94,12 @@ class _SharedCopies:
         """Return why copies do not overlap with kernels, or ""."""
         error = self._agreed(self._allocate)
         if not error:
-            self._handles = self._runtime.gathered(self._exported, least_s=OPENING_S)
+            self._handles = self._runtime.gathered(self._exported)
             error = self._agreed(self._open) or self._agreed(self._hold)
         if error:
             self._agreed(self._release)
             return f"copies to memory that processes share cannot be probed: {error}"
-        late: list[list[str]] = self._runtime.gathered(self._copies.late(), least_s=OPENING_S)
+        late: list[list[str]] = self._runtime.gathered(self._copies.late())
         error = self._agreed(self._release)
         for rank, of_rank in enumerate(late):
             if of_rank:
@@ -119,7 +119,7 @@ class _SharedCopies:
             step()
         except (EngineError, GpuError) as failed:
             error = str(failed) or type(failed).__name__
-        errors = self._runtime.gathered(error, least_s=OPENING_S)
+        errors = self._runtime.gathered(error)
         return next((each for each in errors if each), "")
 
     def _allocate(self) -> None:

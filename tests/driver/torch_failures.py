@@ -13,6 +13,8 @@ from values_worker import close, draw
 
 import ficco
 from ficco.engines.launches import Launches
+from ficco.runtime import kernels_of_group
+from ficco.runtime.process_gpu import GpuProcessRuntime
 
 Tensor = torch.Tensor
 _LONG_S = 60.0  # no test waits as long
@@ -152,6 +154,31 @@ def slow_to_load(here: Rank, world: int) -> None:
         ficco.synchronize()
     finally:
         Launches.ready = ready  # type: ignore[method-assign]
+    ficco.close()
+
+
+def slow_to_open(here: Rank, world: int) -> None:
+    """A rank takes longer than a wait may last to open the group, as where it imports Triton."""
+    timeout_s = 1.0
+    facts, agree = kernels_of_group._facts, GpuProcessRuntime._agree_to_open
+
+    def slow_facts() -> Any:
+        time.sleep(2 * timeout_s)
+        return facts()
+
+    def agree_slowly(runtime: Any) -> None:
+        time.sleep(2 * timeout_s)
+        agree(runtime)
+
+    if here.rank == 0:
+        kernels_of_group._facts = slow_facts
+        GpuProcessRuntime._agree_to_open = agree_slowly  # type: ignore[method-assign]
+    try:
+        ficco.prepare(machine="cuda", timeout_s=timeout_s)
+    finally:
+        kernels_of_group._facts = facts
+        GpuProcessRuntime._agree_to_open = agree  # type: ignore[method-assign]
+    assert not ficco.fallback_reason()
     ficco.close()
 
 

@@ -48,6 +48,7 @@ from torch_failures import (  # noqa: E402
     reduced,
     refused_by_driver,
     slow_to_load,
+    slow_to_open,
 )
 from torch_layouts import lying_otherwise  # noqa: E402
 from values_worker import close, draw, refused  # noqa: E402
@@ -465,7 +466,7 @@ _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, room_is_used,
     product_that_fails, product_without_launch, plain_made_ready, nothing_to_multiply, diverging,
     from_another_device, interrupted_behind_a_launch, failures, refused_by_driver, one_sided,
-    slow_to_load, at_random, left_open, without_signals, lying_otherwise,
+    slow_to_load, slow_to_open, at_random, left_open, without_signals, lying_otherwise,
 )  # fmt: skip
 
 
