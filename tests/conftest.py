@@ -1,7 +1,8 @@
 """What all tests share: hypothesis profiles, the --require option, and tests that run alone.
 
 Tests run in twice as many processes as there are processors (pytest-xdist). What measures time is
-marked `@pytest.mark.alone`: no other test of the same run goes on beside it.
+marked `@pytest.mark.alone`: no other test of the same run goes on beside it. A test that fails
+while the machine stands still is run once more (stalls.py): the summary shows it as R.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from hypothesis import HealthCheck, settings
 # Helper modules of the tests lie beside them; --import-mode=importlib does not look there.
 for folder in (".", "plan", "program", "host", "kernels", "report", "sweeping"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+import stalls  # noqa: E402
 
 # Two files that are there anyway, which the processes of a run lock.
 _ROOM, _DOOR = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
@@ -59,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not Servers.are_there():
         config.add_cleanup(Servers().close)
+    if not stalls.Watch.is_there():
+        config.add_cleanup(stalls.Watch().close)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -69,9 +74,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if Path("/dev/nvidiactl").exists() else 2 * len(os.sched_getaffinity(0))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put tests that run alone first: later they would wait for long ones, and hold up the rest."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+    if config.pluginmanager.hasplugin("rerunfailures"):  # GPU machines may lack it
+        for item in items:
+            item.add_marker(pytest.mark.flaky(reruns=1, condition=stalls.happened))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,6 +112,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         fcntl.flock(door, fcntl.LOCK_EX)
         fcntl.flock(room, how)
         fcntl.flock(door, fcntl.LOCK_UN)
+        stalls.begin()
         try:
             return (yield)
         finally:  # a process that the test has forked may have the file open still

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -95,6 +97,7 @@ def tuned(rank: int, world: int) -> None:
         choices(runtime, rank, world)
         fails(runtime, rank, world)
         ficco.close()
+        kept(rank, world)
 
 
 @contextmanager
@@ -164,6 +167,30 @@ def choices(runtime: Any, rank: int, world: int) -> None:
         assert choice.by == "measurement" and "measured here" in choice.reasons[0], choice
         names = {each.name for each in (choice.schedule, *dict(choice.alternatives))}
         assert "serial" in names and len(names) > 1, names
+
+
+def kept(rank: int, world: int) -> None:
+    """A later group takes the schedules that an earlier one has kept in a folder."""
+    _, call, exact = cases(rank, world)[1]
+    found = []
+    with TemporaryDirectory() as folder:
+        for turn in range(2):
+            runtime = _opened()
+            with ficco.tune(schedules=2, folder=folder if rank == 0 else None):
+                near(call(), exact, f"a call with a folder, turn {turn}")
+                near(call(), exact, f"the next call with a folder, turn {turn}")
+            (choices,) = auto.tuned[runtime].values()
+            found.append({when: (each.schedule, each.predicted_ms, each.reasons[0])
+                          for when, each in choices.items()})  # fmt: skip
+            ficco.close()
+        files = [file.name for file in Path(folder).iterdir()]
+    assert len(files) == (rank == 0), files
+    first, second = found
+    assert first.keys() == second.keys()
+    for when in first:
+        assert first[when][:2] == second[when][:2], when
+        assert first[when][2].startswith("measured here by ficco.tune"), first[when]
+        assert second[when][2].startswith("measured by ficco.tune on 20"), second[when]
 
 
 class _Warnings(logging.Handler):
