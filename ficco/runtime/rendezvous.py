@@ -109,10 +109,13 @@ class Rendezvous:
         Raises:
             TimeoutExceeded: a rank did not arrive within `timeout_s`; the message names it.
             MemoryError: a rank could not allocate the memory.
-            EngineError: a rank has left, came for another purpose, or could not join.
+            EngineError: a rank has left, came for another purpose, or could not join; or this rank
+                has closed its runtime.
         """
         if self.world == 1:
             return _joined(agenda, *agenda.make([agenda.facts]))
+        if not self._peers:
+            raise EngineError("this runtime is closed; make a new one on every rank")
         self._turn += 1
         try:
             if self._departure:

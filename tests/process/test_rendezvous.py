@@ -351,6 +351,13 @@ class TestRendezvous:
         assert set(together(lambda rank: rendezvous[rank].meet(agenda(rank), 5)).values()) == {20}
 
 
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_a_closed_rank_does_not_meet(rendezvous: Any, rank: int) -> None:
+    rendezvous[rank].close()
+    with pytest.raises(EngineError, match="this runtime is closed"):
+        rendezvous[rank].meet(agenda(rank), 20)
+
+
 class Exchanging:
     """What `gathered_objects` asks of a runtime, over a rendezvous."""
 
