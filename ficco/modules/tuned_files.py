@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 
 import ficco
-from ficco.errors import FiccoError
 from ficco.modules import auto
 from ficco.modules.groups import log
 from ficco.problem import Problem
@@ -61,7 +60,7 @@ def read(
         _check(schedules, ms)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, FiccoError) as error:
+    except Exception as error:  # JSON of any shape may be in it
         log.warning("%s is no file of ficco.tune, so its problem is measured again: %r", file,
                     error)  # fmt: skip
         return None

@@ -164,6 +164,9 @@ def measure(
     if found is None:
         return False
     choices = {when: _choice_of(found, when) for when in found.ms if when != "synchronized"}
+    own = auto.kernels_of(runtime, device)
+    if own is not None:  # after a measurement this has no effect
+        own.compile([(problem, choice.schedule) for choice in choices.values()])
     auto.tuned.setdefault(runtime, {})[auto.tuned_key(problem)] = choices
     for when, choice in choices.items():
         log.info("%s, %s: %s", problem.op, when, "; ".join(choice.reasons))
@@ -171,13 +174,10 @@ def measure(
 
 
 def _kept(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> Times | None:
-    """Return the times that rank 0 finds in its folder; load the kernels of these schedules."""
+    """Return the times that rank 0 finds in its folder, or None. A collective call."""
     folder = _sessions[-1].folder if runtime.rank == 0 else None
     own = tuned_files.read(folder, problem, runtime, device) if folder is not None else None
     found: Times | None = gathered_objects(runtime, own)[0]
-    kernels = auto.kernels_of(runtime, device)
-    if found is not None and kernels is not None:
-        kernels.compile([(problem, schedule) for schedule in found.schedules])
     return found
 
 

@@ -24,6 +24,11 @@ from ficco.runtime.process import ProcessRuntime
 
 Tensor = torch.Tensor
 TIMEOUT_S = 3.0
+BROKEN_FILES = (
+    "{}", "", "[" * 10**5, '{"date": 0, "schedules": [], "ms": {}}',
+    '{"date": 0, "schedules": [{"name": "serial"}], "ms": {"eager": [NaN]}}',
+    '{"date": 0, "schedules": [{"name": "serial"}], "ms": [5]}',
+)  # fmt: skip
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -273,7 +278,7 @@ def folders(rank: int, world: int) -> None:
     folder = Path(os.environ["TUNED_FOLDER"])
     x, w, found = draw(rank, 4, 8), torch.ones(8, 3), []
     with _warnings() as texts:
-        for turn in range(3):
+        for turn in range(2 + len(BROKEN_FILES)):
             runtime = opened()
             with ficco.tune(folder=folder if rank == 0 else None):  # rank 0 reads and writes
                 y = ficco.matmul_all_reduce(x, w)
@@ -282,18 +287,18 @@ def folders(rank: int, world: int) -> None:
             (choices,) = auto.tuned[runtime].values()
             found.append(choices["eager"])
             (file,) = folder.iterdir()
-            if turn == 1:
-                dist.barrier()
-                if rank == 0:
-                    file.write_text("{}")
+            dist.barrier()
+            if rank == 0 and 0 < turn <= len(BROKEN_FILES):
+                file.write_text(BROKEN_FILES[turn - 1])
             ficco.close()
-    first, second, third = found
+    first, second, *others = found
     assert first.schedule == second.schedule and first.predicted_ms == second.predicted_ms
     assert first.alternatives == second.alternatives
     assert "measured here by ficco.tune" in first.reasons[0], first.reasons
     assert str(file) in second.reasons[0] and "measured by" in second.reasons[0], second.reasons
-    assert "measured here by ficco.tune" in third.reasons[0], third.reasons
-    assert len(texts) == (rank == 0), texts
+    for other in others:
+        assert "measured here by ficco.tune" in other.reasons[0], other.reasons
+    assert len(texts) == (len(BROKEN_FILES) if rank == 0 else 0), texts
     assert all("is no file of ficco.tune" in text for text in texts), texts
 
 
