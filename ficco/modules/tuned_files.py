@@ -1,7 +1,7 @@
 """Times that `ficco.tune` has measured, in a folder: later processes need not measure again.
 
-There is one file for each problem, number of ranks, kind of device, and set of versions. Its name
-is a hash of these. Rank 0 of a group reads and writes it.
+There is one file for each problem and all else that times depend on, see `_where`. Its name is a
+hash of these. Rank 0 of a group reads and writes it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 import ficco
+from ficco.lowering import lower_rank
 from ficco.modules import auto
 from ficco.modules.groups import log
 from ficco.problem import Problem
@@ -25,6 +27,7 @@ from ficco.profiling.host.profile import processor
 from ficco.runtime.gpus_of_group import vendor
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
+from ficco.selector import serial
 from ficco.selector.book import KERNELS
 from ficco.temporary import write_whole
 
@@ -39,7 +42,7 @@ class Times(NamedTuple):
     Attributes:
         schedules: that were measured, `serial` first.
         ms: of a call by each schedule, by regime.
-        source: where and when, as the beginning of a sentence.
+        source: where they come from, as the beginning of a sentence.
     """
 
     schedules: list[Schedule]
@@ -57,12 +60,12 @@ def read(
         schedules = [Schedule.from_json(each) for each in table["schedules"]]
         ms = {when: [float(each) for each in table["ms"][when]] for when in table["ms"]}
         date = str(table["date"])
-        _check(schedules, ms)
+        _check(problem, runtime, schedules, ms)
     except FileNotFoundError:
         return None
     except Exception as error:  # JSON of any shape may be in it
-        log.warning("%s is no file of ficco.tune, so its problem is measured again: %r", file,
-                    error)  # fmt: skip
+        log.warning("%s cannot be read as a file of ficco.tune; its problem is measured again: %r",
+                    file, error)  # fmt: skip
         return None
     return Times(schedules, ms, f"measured by ficco.tune on {date} ({file})")
 
@@ -85,9 +88,20 @@ def write(
         log.warning("the times of %s are not kept: %s: %s", problem.op, file, error)
 
 
-def _check(schedules: list[Schedule], ms: Mapping[str, list[float]]) -> None:
-    if not schedules or schedules[0].name != "serial":
+def _check(
+    problem: Problem,
+    runtime: ProcessRuntime,
+    schedules: list[Schedule],
+    ms: Mapping[str, list[float]],
+) -> None:
+    """Raise an error if the times cannot be right, or a schedule cannot run."""
+    if not schedules or schedules[0] != serial(runtime.world, runtime.machine):
         raise ValueError("schedules: serial must be the first")
+    for schedule in schedules:
+        if schedule.resolve(runtime.world, runtime.machine) != schedule:
+            raise ValueError(f"schedules: {schedule.name} is not resolved")
+        if schedule.transport != "collective":
+            lower_rank(problem, schedule, runtime.rank)
     if "eager" not in ms or not set(ms) <= {"eager", "synchronized", "captured"}:
         raise ValueError("ms: times of eager calls are needed")
     for when, times in ms.items():
@@ -104,8 +118,10 @@ def _where(runtime: ProcessRuntime, device: torch.device) -> dict[str, Any]:
     """Return what times depend on, other than the problem."""
     where = {
         "format": _FORMAT, "ficco": ficco.__version__, "kernels": KERNELS,
-        "torch": torch.__version__, "ranks": runtime.world, "machine": runtime.machine.name,
-        "compute": runtime.compute, "processor": processor(),
+        "torch": torch.__version__, "numpy": np.__version__, "ranks": runtime.world,
+        "machine": runtime.machine.identity, "compute": runtime.compute, "processor": processor(),
+        "most_window_bytes": runtime.most_window_bytes,
+        "variables": [os.environ.get(name, "") for name in ("FICCO_SIGNALS", "FICCO_WAITS")],
     }  # fmt: skip
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device.index or 0)

@@ -2,7 +2,7 @@
 
 At the first call of a problem in the context, all ranks run the most promising schedules in turns,
 on the call's own tensors, and exchange their times. They run in a second runtime, which is closed
-behind the measurement. So the windows of the group grow only as far as its own calls need them, its
+after the measurement. So the windows of the group grow only as far as its own calls need them, its
 failures stay apart, and graphs of the measurement are none of the group's.
 """
 
@@ -44,7 +44,7 @@ _PLAINER = 0.01  # a plainer schedule is taken if it takes at most this much lon
 _MOST_TOLD = 400  # characters of a failure that a rank tells the others
 _WAITED, _WAITED_MS = 0.03, 0.005  # how much longer than serial a call that is waited for may take
 
-_FOUND_OUT_S = 10.0  # ranks find out that a rank has failed within the timeout, and this
+_FOUND_OUT_S = 20.0  # ranks notice that a rank has failed at most this long after the timeout
 
 # Returns a function that makes the call in a runtime by a schedule.
 Maker = Callable[[ProcessRuntime, Schedule], Callable[[], object]]
@@ -56,7 +56,8 @@ class _Session:
     Attributes:
         most: how many schedules are measured of a problem in each regime; see `_promising`.
         folder: where times are kept; None: nowhere.
-        seen: the problems of each group that were measured in the context, or could not be.
+        seen: the problems of each group that were measured in the context, or found in a folder,
+            or could not be measured.
     """
 
     def __init__(self, most: int, folder: Path | None) -> None:
@@ -86,11 +87,13 @@ def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) ->
     Args:
         schedules: how many schedules with the fastest predictions are measured in each regime, 1 to
             64. In addition: `serial`; and at most as many others, the best of each further name
-            whose prediction is at most 1.5 times the fastest one. If there is no profile of the
-            devices, all schedules are timed once, and the fastest are measured.
+            whose prediction is at most 1.5 times the fastest one; and the choice of a book. If
+            there is no profile of the devices, all schedules are timed once, and the fastest are
+            measured.
         folder: where times are kept, a file for each problem; it is made if it does not exist. A
             problem whose file is there is not measured, so later processes take the same schedules.
-            A file is for one number of ranks, kind of device, and set of versions. None: nowhere.
+            Rank 0 of each group reads and writes it. A file is for one number of ranks, kind of
+            device, driver, processor, and set of versions and variables. None: nowhere.
 
     Returns:
         A context manager. It returns nothing when it is entered.
@@ -159,41 +162,36 @@ def measure(
     _check_alike(problem, runtime)
     for session in _sessions:  # outer contexts keep the choice of an inner one
         session.seen.setdefault(runtime, set()).add(auto.tuned_key(problem))
-    kept = _kept(problem, runtime, device)
+    call = call_in_words(problem, None, runtime.rank)
+    leads, folder = runtime.rank == 0, _sessions[-1].folder
+    own = tuned_files.read(folder, problem, runtime, device) if leads and folder else None
+    kept: Times | None = gathered_objects(runtime, own, call)[0]
     found = kept or _measured(problem, runtime, group, device, make)
     if found is None:
         return False
     choices = {when: _choice_of(found, when) for when in found.ms if when != "synchronized"}
-    own = auto.kernels_of(runtime, device)
-    if own is not None:  # after a measurement this has no effect
-        own.compile([(problem, choice.schedule) for choice in choices.values()])
+    if kept is not None:  # compile their kernels
+        _that_can_run(problem, [choice.schedule for choice in choices.values()], runtime, device)
     auto.tuned.setdefault(runtime, {})[auto.tuned_key(problem)] = choices
     for when, choice in choices.items():
         log.info("%s, %s: %s", problem.op, when, "; ".join(choice.reasons))
+    if kept is None and leads and folder:
+        tuned_files.write(folder, problem, runtime, device, found)
     return kept is None
-
-
-def _kept(problem: Problem, runtime: ProcessRuntime, device: torch.device) -> Times | None:
-    """Return the times that rank 0 finds in its folder, or None. A collective call."""
-    folder = _sessions[-1].folder if runtime.rank == 0 else None
-    own = tuned_files.read(folder, problem, runtime, device) if folder is not None else None
-    found: Times | None = gathered_objects(runtime, own)[0]
-    return found
 
 
 def _measured(
     problem: Problem, runtime: ProcessRuntime, group: Any, device: torch.device, make: Maker
 ) -> Times | None:
-    """Measure a problem, and keep the times; return None if a rank has failed."""
-    session = _sessions[-1]
-    schedules, are_ranked = _schedules(problem, runtime, device, session.most)
+    """Measure a problem; return None if a rank has failed."""
+    if device.type == "cuda":  # kernels of the two runtimes must not wait for each other
+        torch.cuda.synchronize(device)
+    most = _sessions[-1].most
+    schedules, are_ranked = _schedules(problem, runtime, device, most)
     if len(schedules) == 1:
         return None
-    timed = partial(_timed, schedules, None if are_ranked else session.most, make)
-    found = _measured_apart(problem, runtime, group, device, timed)
-    if found is not None and session.folder is not None and runtime.rank == 0:
-        tuned_files.write(session.folder, problem, runtime, device, found)
-    return found
+    timed = partial(_timed, schedules, None if are_ranked else most, make)
+    return _measured_apart(problem, runtime, group, device, timed)
 
 
 def _measured_apart(
@@ -204,14 +202,13 @@ def _measured_apart(
     timed: Callable[[ProcessRuntime, Turns], Times],
 ) -> Times | None:
     """Return what `timed` returns in a second runtime of the group; None if it failed on a rank."""
-    if device.type == "cuda":  # kernels of the two runtimes must not wait for each other
-        torch.cuda.synchronize(device)
+    call = call_in_words(problem, None, runtime.rank)
     apart, found, failure = None, None, None
     with ExitStack() as at_end:
         try:
             apart = _opened(runtime, group)
             at_end.callback(_close, apart)
-            found = timed(apart, Turns(apart, device, call_in_words(problem, None, runtime.rank)))
+            found = timed(apart, Turns(apart, device, call))
         except BaseException as error:
             if apart is not None:
                 apart.fail()
@@ -219,8 +216,7 @@ def _measured_apart(
                 raise  # an interrupt
             told = f"{type(error).__name__}: {error}"
             failure = isinstance(error, EngineError), told[:_MOST_TOLD]
-        # Ranks that wait for one that has failed find it out within the timeout.
-        failures = runtime.gathered(failure, least_s=runtime.timeout_s + _FOUND_OUT_S)
+        failures = runtime.gathered(failure, call, least_s=runtime.timeout_s + _FOUND_OUT_S)
     ranks = [rank for rank, each in enumerate(failures) if each is not None]
     if not ranks:
         return found
@@ -290,13 +286,26 @@ def _schedules(
         device_ms = dict(ranked) if device_ms is None else device_ms
         found |= dict.fromkeys(_promising(ranked, device_ms, most))
         found[auto.choice(problem, runtime, device, when).schedule] = None  # a book's, perhaps
-    leads = runtime.rank == 0
-    schedules, are_ranked = gathered_objects(runtime, ([*found], are_ranked) if leads else None)[0]
-    own = auto.kernels_of(runtime, device)
-    if own is not None:
-        own.compile([(problem, schedule) for schedule in schedules])
-        schedules = [schedule for schedule in schedules if own.has(problem, schedule)]
-    return schedules, are_ranked
+    leads, call = runtime.rank == 0, call_in_words(problem, None, runtime.rank)
+    own = ([*found], are_ranked) if leads else None
+    schedules, are_ranked = gathered_objects(runtime, own, call)[0]
+    return _that_can_run(problem, schedules, runtime, device), are_ranked
+
+
+def _that_can_run(
+    problem: Problem, schedules: Sequence[Schedule], runtime: ProcessRuntime, device: torch.device
+) -> list[Schedule]:
+    """Compile the missing kernels of schedules; return the schedules that all ranks can run."""
+    kernels = auto.kernels_of(runtime, device)
+    if kernels is None:
+        return [*schedules]
+    try:
+        kernels.compile([(problem, schedule) for schedule in schedules])
+    except Exception as error:  # else the other ranks would wait for this one
+        log.warning("%s: kernels are not compiled: %r", problem.op, error)
+    own = [kernels.has(problem, schedule) for schedule in schedules]
+    by_rank = runtime.gathered(own, call_in_words(problem, None, runtime.rank))
+    return [each for each, *have in zip(schedules, *by_rank, strict=True) if all(have)]
 
 
 def _check_alike(problem: Problem, runtime: ProcessRuntime) -> None:

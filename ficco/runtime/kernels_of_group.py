@@ -13,8 +13,15 @@ _NOT_FOR_AMD = "on AMD GPUs there is only a gated gather, whose tiles are not tu
 
 
 def kernels_of(runtime: ProcessRuntime) -> GroupKernels:
-    """Return the kernels that all ranks of a group can load. A collective call on the group."""
-    facts = runtime.gathered(_facts(), least_s=OPENING_S)  # some ranks may import Triton first
+    """Return the kernels that all ranks of a group can load. A collective call on the group.
+
+    If it raises an error, the runtime is closed, so that its peers do not wait.
+    """
+    try:
+        facts = runtime.gathered(_facts(), least_s=OPENING_S)  # a rank may import Triton first
+    except BaseException:
+        runtime.close()
+        raise
     compiles = not any(uncompiled for _, uncompiled, _ in facts)
     for rank, (unpacked, uncompiled, _) in enumerate(facts):
         if unpacked and not compiles:  # one rank has no pack, and one cannot compile

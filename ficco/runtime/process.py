@@ -88,7 +88,7 @@ class ProcessRuntime:
         group: a ProcessGroup with the gloo backend, or a DeviceMesh of one dimension.
         machine: a profile whose engine is "host", the same on every rank.
         compute: the library for GEMMs.
-        timeout_s: the longest time that any wait may last, in a call or a rendezvous, in seconds.
+        timeout_s: the longest time of any wait of an open group, in a call or a rendezvous, in s.
         most_window_bytes: the limit for all windows of all ranks, equal on all ranks; None: no
             limit other than the available memory. Also an attribute.
 
@@ -140,9 +140,9 @@ class ProcessRuntime:
         Args:
             value: of this rank.
             call: a sentence about the call for which the ranks meet; empty: none.
-            least_s: the least timeout, in seconds; that of a group that opens is OPENING_S.
+            least_s: the least timeout, in seconds; while the group opens it is OPENING_S instead.
 
-        Raises EngineError: a rank has left; TimeoutExceeded: one did not arrive in time.
+        Raises TimeoutExceeded, or EngineError: a rank has left; with `call`: or makes another call.
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
@@ -157,7 +157,7 @@ class ProcessRuntime:
 
     @property
     def timeout_s(self) -> float:
-        """The longest time that any wait of this rank may last, in seconds."""
+        """The longest time of any wait of this rank in an open group, in seconds."""
         return self._timeout_s
 
     @property

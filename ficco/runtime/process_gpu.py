@@ -67,7 +67,8 @@ class GpuProcessRuntime(ProcessRuntime):
     Args:
         group: a ProcessGroup with the nccl backend, or a DeviceMesh of one dimension.
         machine: a profile whose engine is "cuda" (PyTorch for ROCm: "hip"), the same on every rank.
-        timeout_s: the longest time of any wait, on the device or in a rendezvous, in seconds.
+        timeout_s: the longest time of any wait of an open group, on the device or in a rendezvous,
+            in seconds.
         most_window_bytes: as for `ProcessRuntime`.
 
     Attributes:
@@ -461,10 +462,10 @@ class GpuProcessRuntime(ProcessRuntime):
 
     def close(self) -> None:
         """Wait for this rank's enqueued work, then free it. Later calls raise EngineError."""
-        if self._groups:
-            with contextlib.suppress(EngineError):  # a failure does not keep it from closing
-                self._wait_for_stream()
         try:
+            if self._groups:
+                with contextlib.suppress(EngineError):  # a failure does not keep it from closing
+                    self._wait_for_stream()
             for place in self._places:
                 place.device.forget(place.window)
         finally:

@@ -294,8 +294,11 @@ class Rendezvous:
                 if message["say"] == "gone":
                     self._end_for_departure(message.get("rank", rank), agenda)
                 yield rank, message
-        if error:
-            raise error
+        try:
+            if error:
+                raise error
+        finally:
+            error = None  # else a cycle would keep the callers' frames, and graphs in them
 
     def _end_for_departure(self, rank: int, agenda: Agenda) -> None:
         """End this and all later rendezvous: a rank has left; the leader notifies the others."""

@@ -5,6 +5,7 @@ python tuning_worker.py STORE RANK WORLD
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -27,7 +28,7 @@ TIMEOUT_S = 3.0
 BROKEN_FILES = (
     "{}", "", "[" * 10**5, '{"date": 0, "schedules": [], "ms": {}}',
     '{"date": 0, "schedules": [{"name": "serial"}], "ms": {"eager": [NaN]}}',
-    '{"date": 0, "schedules": [{"name": "serial"}], "ms": [5]}',
+    '{"date": 0, "schedules": [{"name": "serial"}], "ms": [5]}', "huge", "elsewhere",
 )  # fmt: skip
 
 
@@ -289,7 +290,7 @@ def folders(rank: int, world: int) -> None:
             (file,) = folder.iterdir()
             dist.barrier()
             if rank == 0 and 0 < turn <= len(BROKEN_FILES):
-                file.write_text(BROKEN_FILES[turn - 1])
+                file.write_text(_broken(BROKEN_FILES[turn - 1], file.read_text()))
             ficco.close()
     first, second, *others = found
     assert first.schedule == second.schedule and first.predicted_ms == second.predicted_ms
@@ -299,7 +300,19 @@ def folders(rank: int, world: int) -> None:
     for other in others:
         assert "measured here by ficco.tune" in other.reasons[0], other.reasons
     assert len(texts) == (len(BROKEN_FILES) if rank == 0 else 0), texts
-    assert all("is no file of ficco.tune" in text for text in texts), texts
+    assert all("cannot be read as a file of ficco.tune" in text for text in texts), texts
+
+
+def _broken(how: str, text: str) -> str:
+    """Return the text of a broken file: another one, or this one with a wrong entry."""
+    table = json.loads(text)
+    if how == "huge":  # no floating-point number
+        table["ms"]["eager"][0] = 10**400
+    elif how == "elsewhere":  # a schedule that is not resolved
+        table["schedules"][-1]["grain"] = "world"
+    else:
+        return how
+    return json.dumps(table)
 
 
 @contextmanager
