@@ -2,7 +2,7 @@
 
 Tests run in twice as many processes as there are processors (pytest-xdist). What measures time is
 marked `@pytest.mark.alone`: no other test of the same run goes on beside it. A test that fails
-while the machine stands still is run once more (stalls.py): the summary shows it as R.
+while the machine stands still is run once more (stalls.py); the summary lists it as RERUN.
 """
 
 from __future__ import annotations

@@ -43,7 +43,6 @@ _HOPELESS = 1.5  # a schedule is hopeless if its prediction is this many times t
 _PLAINER = 0.01  # a plainer schedule is taken if it takes at most this much longer
 _MOST_TOLD = 400  # characters of a failure that a rank tells the others
 _WAITED, _WAITED_MS = 0.03, 0.005  # how much longer than serial a call that is waited for may take
-
 _FOUND_OUT_S = 20.0  # ranks notice that a rank has failed at most this long after the timeout
 
 # Returns a function that makes the call in a runtime by a schedule.
@@ -160,7 +159,7 @@ def measure(
     if device.type == "cpu":
         host_profile.measure_once(runtime, group, problem)
     _check_alike(problem, runtime)
-    for session in _sessions:  # outer contexts keep the choice of an inner one
+    for session in _sessions:  # outer contexts do not measure it again
         session.seen.setdefault(runtime, set()).add(auto.tuned_key(problem))
     call = call_in_words(problem, None, runtime.rank)
     leads, folder = runtime.rank == 0, _sessions[-1].folder
@@ -171,7 +170,7 @@ def measure(
         return False
     choices = {when: _choice_of(found, when) for when in found.ms if when != "synchronized"}
     if kept is not None:  # compile their kernels
-        _that_can_run(problem, [choice.schedule for choice in choices.values()], runtime, device)
+        _runnable(problem, [choice.schedule for choice in choices.values()], runtime, device)
     auto.tuned.setdefault(runtime, {})[auto.tuned_key(problem)] = choices
     for when, choice in choices.items():
         log.info("%s, %s: %s", problem.op, when, "; ".join(choice.reasons))
@@ -220,7 +219,9 @@ def _measured_apart(
     ranks = [rank for rank, each in enumerate(failures) if each is not None]
     if not ranks:
         return found
-    first = min(ranks, key=lambda rank: failures[rank][0])  # errors of the engine follow from it
+    first = min(
+        ranks, key=lambda rank: failures[rank][0]
+    )  # an EngineError follows from another failure
     log.warning("%s is not measured, so its time is predicted: rank %d: %s", problem.op, first,
                 failures[first][1])  # fmt: skip
     return None
@@ -289,10 +290,10 @@ def _schedules(
     leads, call = runtime.rank == 0, call_in_words(problem, None, runtime.rank)
     own = ([*found], are_ranked) if leads else None
     schedules, are_ranked = gathered_objects(runtime, own, call)[0]
-    return _that_can_run(problem, schedules, runtime, device), are_ranked
+    return _runnable(problem, schedules, runtime, device), are_ranked
 
 
-def _that_can_run(
+def _runnable(
     problem: Problem, schedules: Sequence[Schedule], runtime: ProcessRuntime, device: torch.device
 ) -> list[Schedule]:
     """Compile the missing kernels of schedules; return the schedules that all ranks can run."""

@@ -298,7 +298,7 @@ class Rendezvous:
             if error:
                 raise error
         finally:
-            error = None  # else a cycle would keep the callers' frames, and graphs in them
+            error = None  # else a reference cycle keeps the frames of all callers alive
 
     def _end_for_departure(self, rank: int, agenda: Agenda) -> None:
         """End this and all later rendezvous: a rank has left; the leader notifies the others."""

@@ -158,7 +158,7 @@ def slow_to_load(here: Rank, world: int) -> None:
 
 
 def slow_to_open(here: Rank, world: int) -> None:
-    """A rank takes longer than a wait may last to open the group, as where it imports Triton."""
+    """A rank takes longer than a wait may last to open the group, for example to import Triton."""
     timeout_s = 1.0
     facts, agree = kernels_of_group._facts, GpuProcessRuntime._agree_to_open
 

@@ -33,7 +33,7 @@ def test_calls_are_measured(world: int, tmp_path: Path, torch: Any) -> None:
         ({"captured": [0.7, 0.9, 0.8], "synchronized": [2.0, 1.0, 1.0]}, "captured", "serial"),
     ],
 )
-def test_the_fastest_is_choice_of(ms: dict[str, list[float]], when: str, name: str) -> None:
+def test_the_fastest_is_chosen(ms: dict[str, list[float]], when: str, name: str) -> None:
     pytest.importorskip("torch")
     from ficco.modules.tuned_files import Times
     from ficco.modules.tuning import _choice_of
@@ -62,7 +62,6 @@ def test_the_most_promising_are_measured() -> None:
         ("gated_1d", 4, 1.2), ("hetero_fused_1d", 2, 1.3), ("shard_p2p", 1, 1.4),
         ("uniform_fused_1d", 1, 1.6),
     )  # fmt: skip
-
     device_ms = dict(ranked)
 
     def points(most: int) -> list[tuple[str, int]]:
