@@ -142,7 +142,7 @@ class ProcessRuntime:
             call: a sentence about the call for which the ranks meet; empty: none.
             least_s: the least timeout, in seconds; while the group opens it is OPENING_S instead.
 
-        Raises TimeoutExceeded; EngineError: a rank left or, with `call`, failed or made another call.
+        Raises TimeoutExceeded; EngineError: a rank left; with `call`: failed or made another call.
         """
         if self._of_parent:
             raise EngineError(forks.REFUSAL)

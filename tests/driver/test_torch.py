@@ -97,8 +97,8 @@ def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int)
     [
         "captures", "made_ready", "room_is_used", "plain_made_ready", "nothing_to_multiply",
         "diverging", "failures", "refused_by_driver", "one_sided", "slow_to_load",
-        "slow_to_open", "product_that_fails", "product_without_launch", "interrupted_behind_a_launch",
-        "from_another_device",
+        "slow_to_open", "product_that_fails", "product_without_launch",
+        "interrupted_behind_a_launch", "from_another_device",
     ],
 )  # fmt: skip
 def test_captures_and_failures(double_folder: Path, tmp_path: Path, check: str) -> None:
