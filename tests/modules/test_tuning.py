@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ranks_of_torch import run
 
 from ficco.machine import Machine
+from ficco.problem import Problem
 from ficco.schedule import Schedule
 
 NAMES = ("serial", "shard_p2p", "gated_1d")
@@ -77,3 +79,34 @@ def test_the_most_promising_are_measured() -> None:
     assert points(2) == [named[0], named[1], ("hetero_fused_1d", 1), ("shard_p2p", 1)]
     unknown = [(schedule, None) for schedule, _ in ranked]
     assert _promising(unknown, dict(unknown), 1) == [schedule for schedule, _ in ranked]
+
+
+@pytest.mark.parametrize("peer_has", [(True, True, True), (True, False, True)])
+def test_ranks_run_what_all_have_compiled(
+    peer_has: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that cannot compile still meets the others; all leave out what one rank lacks."""
+    pytest.importorskip("torch")
+    from ficco.modules import auto, tuning
+
+    def compile_kernels(calls: list[tuple[Problem, Schedule]]) -> None:
+        raise OSError("no room in the folder of kernels")
+
+    def has(problem: Problem, schedule: Schedule) -> bool:
+        return schedule.name != "gated_1d"
+
+    told: list[list[bool]] = []
+
+    def gathered(own: list[bool], call: str) -> list[list[bool]]:
+        told.append(own)
+        return [own, list(peer_has)]
+
+    kernels = SimpleNamespace(compile=compile_kernels, has=has)
+    monkeypatch.setattr(auto, "kernels_of", lambda runtime, device: kernels)
+    problem = Problem.chunked("all_gather_matmul", 4, 16, 12, 8)
+    runtime: Any = SimpleNamespace(gathered=gathered, rank=0, world=4)
+    left = tuning._runnable(problem, SCHEDULES, runtime, device=None)  # type: ignore[arg-type]
+    assert told == [[True, True, False]]
+    assert left == [each for each, own, peer in zip(SCHEDULES, told[0], peer_has, strict=True)
+                    if own and peer]  # fmt: skip
+    assert "no room in the folder of kernels" in caplog.text
