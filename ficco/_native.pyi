@@ -987,7 +987,7 @@ class PreparedCall:
     """A call of a program that repeats with other tensors of the same layout.
 
     Args:
-        program: of which native code launches everything behind the leader.
+        program: of which native code launches everything, but for a leader and what is between.
         slots: the slot of each matrix and then of each workspace, -1 if it has none; the pitches of
             all slots, in bytes; and for each row of a length that varies from call to call its slot
             and the bytes of an element. See `GpuProgram.start`.
@@ -995,9 +995,13 @@ class PreparedCall:
         workspaces: functions that allocate a workspace, and return it and its address.
         leader: work of a library before the launches: a `CallSteps` for each window copy, whose
             inputs are the matrices, and whether it stores in a result. None: there is none.
+        between: work of a library between the launches, if native code does not launch all: a
+            `CallSteps` for each window copy, whose inputs are the matrices and the workspaces; and
+            for each segment the number of steps until its work is enqueued and the row to mark then
+            (-1: none), or None if native code launches it. There is no leader then.
 
     Raises:
-        ValueError: a slot has no pitch, or a workspace no slot.
+        ValueError: a slot has no pitch, a workspace no slot, or there are too few steps.
     """
 
     def __init__(
@@ -1007,6 +1011,7 @@ class PreparedCall:
         state: tuple[Any, Any],
         workspaces: list[Any],
         leader: tuple[tuple[CallSteps, CallSteps], bool] | None,
+        between: tuple[tuple[CallSteps, CallSteps], list[tuple[int, int] | None]] | None,
     ) -> None: ...
     @property
     def is_valid(self) -> bool:
@@ -1016,8 +1021,8 @@ class PreparedCall:
     def begun(self) -> bool:
         """Whether an exception that left `run` means that the call was begun and has failed.
 
-        It is true for exceptions of the leader, of workspaces and of launches, and for one that a
-        signal raises before the caller has the results.
+        It is true for exceptions of the library, of workspaces behind a leader and of launches, and
+        for one that a signal raises before the caller has the results.
         """
 
     def run(
@@ -1028,7 +1033,7 @@ class PreparedCall:
         stream: int,
         lengths: Sequence[int],
     ) -> list[Any] | None:
-        """Enqueue the leader and the launches. One call of a program at a time.
+        """Enqueue the library's work and the launches. One call of a program at a time.
 
         Args:
             inputs: tensors, in the order of the slots. They have the method `data_ptr`.

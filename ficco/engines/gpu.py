@@ -24,8 +24,9 @@ from ficco.encoding import Row, Segment, encode, trace_rows
 from ficco.engines.call_steps import CallSteps
 from ficco.engines.devices import Device
 from ficco.engines.launches import Launches
-from ficco.engines.library_calls import Call, View, call_of, target_of, whole_product
-from ficco.engines.prepared import CallSlots, Leader, PreparedCall
+from ficco.engines.library_calls import Call, View, call_of, step_of, target_of
+from ficco.engines.library_steps import LibrarySteps, has_steps
+from ficco.engines.prepared import Between, CallSlots, Leader, PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
@@ -167,20 +168,24 @@ class BoundProgram:
     def prepared_call(self, arrays: Mapping[str, Any]) -> PreparedCall | None:
         """Return a prepared call for matrices laid out as `arrays`, which `run` has used.
 
-        Its `run` takes tensors in the order of `arrays`. Returns None if native code does not
-        launch the whole call. Enqueues and allocates nothing.
+        Its `run` takes tensors in the order of `arrays`. Returns None if Python must launch a part
+        of the call. Enqueues and allocates nothing.
         """
         launches = self._launches
-        if launches is None or len(launches.native) < len(self._segments):
+        if launches is None or not self._is_repeatable(launches.native):
             return None
         if not all(self._compute.reads(arrays[name]) for name in self._weights):
             return None  # the library reads a copy of the weight
         if not all(self._is_packed(name, arrays[name]) for name in self._adjacent):
             return None  # copy engines read a copy of the input
         state, parts = launches.state, (self._native, launches, self._compute)
-        leader = self._leader(list(arrays)) if self._leading else None
+        library: Leader | Between | None = None
+        if self._leading:
+            library = self._leader(list(arrays))
+        elif len(launches.native) < len(self._segments):
+            library = self._between(list(arrays), launches.native)
         slots = CallSlots(self._numbers, self._count, self._workspaces)
-        prepared = PreparedCall(*parts, arrays, slots, self._window, leader)
+        prepared = PreparedCall(*parts, arrays, slots, self._window, library)
         # None: another thread has run with matrices of another layout meanwhile.
         return prepared if launches.state is state else None
 
@@ -265,7 +270,7 @@ class BoundProgram:
         places |= {key: inputs + i for i, key in enumerate(handles[0])}
         works = [entry.launch.work for entry in self._leading]
         steps = [
-            whole_product(
+            step_of(
                 work, lambda r: places[r.buffer, r.copy], self._compute, self._dtype,
                 all(self._buffers[r.buffer].dtype == self._dtype for r in operands_of(work)),
             )
@@ -276,6 +281,40 @@ class BoundProgram:
         )
         stored = [self._buffers[target_of(work).buffer] for work in works]
         return Leader((first, second), any(buffer.role == "output" for buffer in stored))
+
+    def _is_repeatable(self, native: frozenset[int]) -> bool:
+        """Return whether native code and steps of a library can enqueue the whole call.
+
+        native: numbers of the segments whose launch native code makes.
+        """
+        others = [entry for i, entry in enumerate(self._segments) if i not in native]
+        if self._leading:
+            return not others
+        return all(has_steps(entry.launch.work) for entry in others)
+
+    def _between(self, names: Sequence[str], native: frozenset[int]) -> Between:
+        """Return what a library enqueues between native launches.
+
+        Args:
+            names: of the call's matrices, in the order in which calls give them.
+            native: as for `_is_repeatable`.
+        """
+        given = [*names, *(b.name for b in self._workspaces if b.name in self._numbers)]
+        planned, segments = [], list[tuple[int, int] | None]()
+        for copy in range(COPIES):
+            steps = LibrarySteps(
+                given, self._buffers, self._places, self._view({}, copy), self._compute, self._dtype
+            )
+            segments = []
+            for number, entry in enumerate(self._segments):
+                if number in native:
+                    segments.append(None)
+                else:
+                    steps.add(entry.launch.work)
+                    segments.append((steps.count, entry.mark))
+            planned.append(steps.steps())
+        first, second = planned
+        return Between((first, second), segments)
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""

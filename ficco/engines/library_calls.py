@@ -7,16 +7,15 @@ arrays. Nothing here depends on streams or windows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ficco.compute import DeviceCompute, Slots
 from ficco.engines.call_steps import Step
 from ficco.errors import EngineError
 from ficco.plan import Buffer, Region
-from ficco.program import Bag, Gemm, Pool, Reduce, Sum, Work
+from ficco.program import Bag, Gemm, Pool, Reduce, Sum, Work, operands_of
 
-__all__ = ["Call", "View", "call_of", "target_of", "whole_product"]
+__all__ = ["Call", "View", "call_of", "step_of", "target_of"]
 
 View = Callable[[Region], Any]  # the handle of a region in this call
 Call = Callable[[DeviceCompute, View], None]
@@ -47,7 +46,7 @@ def call_of(work: Work, buffers: dict[str, Buffer]) -> Call:
 
 
 def target_of(work: Work) -> Region:
-    """Return the region in which a product, or zeros, of `whole_product` are stored.
+    """Return the region in which one product of whole matrices, or zeros, are stored.
 
     Raises:
         EngineError: the work is neither.
@@ -59,38 +58,38 @@ def target_of(work: Work) -> Region:
     raise EngineError(f"{work} is not one product of whole matrices")
 
 
-def whole_product(
+def step_of(
     work: Work, place: Callable[[Region], int], compute: DeviceCompute, dtype: str, alike: bool
 ) -> Step:
-    """Return a step of a repeated call that enqueues a product of whole matrices, or zeros.
+    """Return a step of a repeated call that enqueues a work. It sums in float32.
 
-    It sums in float32, as inside of `DeviceCompute.exact`.
-    A repeated call takes less host time by it than by the function that `call_of` returns.
+    A repeated call takes less host time by it than by the function that `call_of` returns, if the
+    work is a product without terms.
 
     Args:
-        work: of a launch before a call that is one kernel.
-        place: returns the place of a region's buffer among the values of the call.
+        work: of a launch that a library makes: a product, a sum, or a reduction.
+        place: returns the place of a region among the values of the call.
         compute: the library of the matrices.
         dtype: of the call's results.
-        alike: whether operands and the product have this dtype.
-
-    Raises:
-        EngineError: the work is neither.
+        alike: whether all operands have this dtype.
     """
-    target = place(target_of(work))
-    if not isinstance(work, Gemm):
-        return Step(partial(compute.reduce, []), (target,))
-    a, b, accumulate = place(work.a), place(work.b), work.accumulate
-    terms, turned = [place(region) for region in work.add], work.transpose_b
-    if alike and not accumulate and not terms:
+    if (
+        isinstance(work, Gemm)
+        and alike
+        and work == Gemm(work.a, work.b, work.c, transpose_b=work.transpose_b)
+    ):
         multiply, setting = compute.product(dtype)
-        return Step(_turned(multiply) if turned else multiply, (a, b), out=target, setting=setting)
+        return Step(
+            _turned(multiply) if work.transpose_b else multiply, (place(work.a), place(work.b)),
+            out=place(work.c), setting=setting,
+        )  # fmt: skip
+    regions, enqueue = list(dict.fromkeys(operands_of(work))), call_of(work, {})
 
-    def call(left: Any, right: Any, into: Any, *add: Any) -> None:
+    def call(*handles: Any) -> None:
         with compute.exact(dtype):
-            compute.gemm(left, right.T if turned else right, into, accumulate, list(add))
+            enqueue(compute, dict(zip(regions, handles, strict=True)).__getitem__)
 
-    return Step(call, (a, b, target, *terms))
+    return Step(call, [place(region) for region in regions])
 
 
 def _turned(multiply: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from ficco.engines.launches import Launches
 from ficco.kernels.arrays import item_bytes
 from ficco.plan import Buffer
 
-__all__ = ["CallSlots", "Leader", "PreparedCall", "Results"]
+__all__ = ["Between", "CallSlots", "Leader", "PreparedCall", "Results"]
 
 _LENGTHS = ("indices", "weights")  # names of buffers with an element per lookup
 
@@ -42,6 +42,8 @@ class CallSlots(NamedTuple):
 class Leader(NamedTuple):
     """The products of a call that a library makes before native code launches the rest.
 
+    The results may be allocated while the device multiplies.
+
     Attributes:
         steps: enqueue them, for each window copy. Inputs are the call's matrices in the order of
             the addresses; results that are not allocated yet are None.
@@ -50,6 +52,20 @@ class Leader(NamedTuple):
 
     steps: tuple[CallSteps, CallSteps]
     stores_results: bool
+
+
+class Between(NamedTuple):
+    """The work of a library between native launches.
+
+    Attributes:
+        steps: enqueue it, for each window copy. Inputs are the call's matrices, in the order of
+            the addresses, and then the workspaces.
+        segments: for each segment the number of steps until its work is enqueued, and the row to
+            mark then, or -1; None: native code launches it.
+    """
+
+    steps: tuple[CallSteps, CallSteps]
+    segments: list[tuple[int, int] | None]
 
 
 class Results(NamedTuple):
@@ -77,16 +93,17 @@ class PreparedCall:
         arrays: matrices by name, in the order in which calls give them: results are last.
         slots: the slots of the call's addresses.
         window: the plan's window.
-        leader: the library's products before the launch; None if there are none.
+        library: what a library enqueues: products before the launch, or work between launches;
+            None if native code launches everything.
 
     Attributes:
         window: as above.
-        leads: whether there are products before the launch.
+        by_library: whether a library reads matrices of the call.
         run: enqueues a call; see `_native.PreparedCall.run`.
         call: the call that this belongs to; set by the runtime.
     """
 
-    __slots__ = ("__weakref__", "_native", "call", "leads", "run", "window")
+    __slots__ = ("__weakref__", "_native", "by_library", "call", "run", "window")
 
     def __init__(
         self,
@@ -96,7 +113,7 @@ class PreparedCall:
         arrays: Mapping[str, Any],
         slots: CallSlots,
         window: Any,
-        leader: Leader | None,
+        library: Leader | Between | None,
     ) -> None:
         numbers, total, workspaces = slots
         addresses, pitches = [0] * total, [0] * total  # pitches in bytes; unused for windows
@@ -117,9 +134,11 @@ class PreparedCall:
             if name.startswith(_LENGTHS)
         ]
         self._native = _native.PreparedCall(
-            program, (placed, pitches, rows), (launches, launches.state), allocated, leader
-        )
-        self.run, self.leads, self.window = self._native.run, leader is not None, window
+            program, (placed, pitches, rows), (launches, launches.state), allocated,
+            library if isinstance(library, Leader) else None,
+            library if isinstance(library, Between) else None,
+        )  # fmt: skip
+        self.run, self.by_library, self.window = self._native.run, library is not None, window
         self.call: Any = None
 
     @property

@@ -165,7 +165,7 @@ class CachedCall:
         if prepared is not None:
             # `_prepare` has checked that the matrices are the tensors' own memory, so addresses of
             # the tensors do where no library multiplies.
-            tensors_do = self._flat or not prepared.leads
+            tensors_do = self._flat or not prepared.by_library
             inputs = tensors if tensors_do else tuple(self._matrices(tensors).values())
             lengths = [tensors[place].shape[-1] for place in self._lengths] if self._lengths else ()
             stream = current_stream(self._device)

@@ -137,8 +137,23 @@ class OnTensors(NumpyOnStream):
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
         return super().part(array_of(handle), row0, row1, col0, col1)
 
+    def narrow(self, handle: Any, dimension: int, start: int, length: int) -> Any:
+        return super().narrow(array_of(handle), dimension, start, length)
+
     def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
-        super().gemm(array_of(a), array_of(b), array_of(c), accumulate, add)
+        added = [array_of(term) for term in add]
+        super().gemm(array_of(a), array_of(b), array_of(c), accumulate, added)
+
+    def gemms(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
+        a, c = (slots._replace(first=array_of(slots.first)) for slots in (a, c))
+        super().gemms(a, array_of(b), c, accumulate, [array_of(term) for term in add])
+
+    def reduce(self, sources: list[Any], target: Any) -> None:
+        super().reduce([array_of(source) for source in sources], array_of(target))
+
+    def sum(self, slots: Any, own: Any, own_at: int, bias: Any, target: Any) -> None:
+        slots = slots._replace(first=array_of(slots.first))
+        super().sum(slots, array_of(own), own_at, array_of(bias), array_of(target))
 
     def place(self, handle: Any) -> tuple[int, int]:
         if isinstance(handle, Tensor) and handle.numel():

@@ -70,6 +70,10 @@ class GpuProgram {
     // stream is behind the last call already.
     bool call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                        std::span<const std::int64_t> pitches, bool followed = false);
+    // Begins such a call, of which the caller submits the segments and finishes. Segments may have
+    // no launches. Returns false and enqueues nothing as call_prepared does.
+    bool start_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
+                        std::span<const std::int64_t> pitches, bool followed = false);
     // Puts the stream behind the last call, for work that the caller enqueues before call_prepared.
     // Returns false, and enqueues nothing, if call_prepared would return false whatever the
     // matrices.
@@ -108,7 +112,7 @@ class GpuProgram {
     bool has_all_launches() const;
     void begin(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                std::span<const std::int64_t> pitches);
-    bool is_prepared(GpuStream stream) const;
+    bool is_clear(GpuStream stream) const;  // nothing has failed, and no graph captures
     void submit_all();
     bool expects() const;  // whether the kernel after the last segment expects words
     void record_step(int step);

@@ -80,9 +80,18 @@ nb::list CallSteps::run(nb::handle inputs) const {
     return results;
 }
 
-void CallSteps::make(Values& values) const {
+void CallSteps::begin(Values& values) const {
     values.insert(values.end(), more_.begin(), more_.end());
-    for (const Step& step : steps_) {
+}
+
+void CallSteps::make(Values& values) const {
+    begin(values);
+    make(values, 0, steps_.size());
+}
+
+void CallSteps::make(Values& values, std::size_t first, std::size_t end) const {
+    for (std::size_t number = first; number < end; ++number) {
+        const Step& step = steps_[number];
         nb::object made = step.get.is_valid() ? call_without(step, values) : call(step, values);
         if (step.waits && !made.is_none()) made.attr(wait_)();
         if (step.result >= 0) values[static_cast<std::size_t>(step.result)] = std::move(made);

@@ -21,8 +21,12 @@ class CallSteps {
     nb::list run(nb::handle inputs) const;
     // Makes the calls. There are as many inputs as were announced.
     void make(Values& values) const;
+    // The same in parts: first the values after the inputs, then the steps from `first` to `end`.
+    void begin(Values& values) const;
+    void make(Values& values, std::size_t first, std::size_t end) const;
 
     std::size_t inputs() const noexcept { return inputs_; }
+    std::size_t count() const noexcept { return steps_.size(); }
 
   private:
     struct Step {

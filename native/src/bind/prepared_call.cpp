@@ -60,6 +60,12 @@ class Products {
     bool follows_ = false;
 };
 
+template <class Call>
+auto without_gil(const Call& call) {
+    const nb::gil_scoped_release release;
+    return call();
+}
+
 class PreparedCall {
   public:
     // The slots of the matrices and then of the workspaces, -1: none; all pitches; the slots of
@@ -74,8 +80,21 @@ class PreparedCall {
         bool stores_results;
     };
 
+    // Where the library's work of a segment ends.
+    struct Work {
+        std::size_t end;  // the number of steps until then
+        int mark;         // the row to mark as enqueued, or -1
+    };
+
+    // The library's work between native launches.
+    struct Between {
+        nb::tuple keep;
+        const CallSteps* steps[2];
+        std::vector<std::optional<Work>> segments;  // none: native code launches it
+    };
+
     PreparedCall(Program program, Slots slots, nb::tuple state, nb::list workspaces,
-                 nb::handle leader)
+                 nb::handle leader, nb::handle between)
         : program_(std::move(program)), launches_(state[0]), state_(state[1]) {
         if (!program_) throw std::invalid_argument("a prepared call needs a program");
         for (const nb::handle each : workspaces) workspaces_.push_back(nb::borrow(each));
@@ -92,12 +111,13 @@ class PreparedCall {
                         slots_.end(), [](int slot) { return slot < 0; })) {
             throw std::invalid_argument("a workspace has no slot");
         }
-        if (leader.is_none()) return;
-        const nb::tuple steps = nb::borrow<nb::tuple>(nb::object(leader[0]));
-        leader_ = {steps,
-                   {&nb::cast<const CallSteps&>(nb::object(steps[0])),
-                    &nb::cast<const CallSteps&>(nb::object(steps[1]))},
-                   nb::cast<bool>(leader[1])};
+        if (!leader.is_none()) {
+            const nb::tuple steps = nb::borrow<nb::tuple>(nb::object(leader[0]));
+            leader_ = {steps, {steps_at(steps, 0), steps_at(steps, 1)}, nb::cast<bool>(leader[1])};
+        }
+        if (between.is_none()) return;
+        if (leader_) throw std::invalid_argument("a call with a leader has launches alone behind it");
+        between_ = between_of(between);
     }
 
     nb::object run(nb::handle inputs, nb::handle results, int copy, std::uintptr_t stream,
@@ -107,6 +127,7 @@ class PreparedCall {
         CallSteps::Values matrices;
         matrices.reserve(slots_.size());
         for (const nb::handle input : inputs) matrices.push_back(nb::borrow(input));
+        if (between_) return run_by_segment(matrices, results, copy, stream_at(stream), lengths);
         const bool late = leader_ && !leader_->stores_results;
         nb::object made;
         if (!late) made = allocated(results, leader_.has_value(), matrices);
@@ -134,6 +155,79 @@ class PreparedCall {
     bool begun() const noexcept { return begun_; }
 
   private:
+    static const CallSteps* steps_at(const nb::tuple& steps, std::size_t copy) {
+        return &nb::cast<const CallSteps&>(nb::object(steps[copy]));
+    }
+
+    static Between between_of(nb::handle between) {
+        const nb::tuple steps = nb::borrow<nb::tuple>(nb::object(between[0]));
+        Between found{steps, {steps_at(steps, 0), steps_at(steps, 1)}, {}};
+        std::size_t last = 0;
+        for (const nb::handle work : nb::object(between[1])) {
+            found.segments.emplace_back();
+            if (work.is_none()) continue;
+            const auto end = nb::cast<std::size_t>(nb::object(work[0]));
+            if (end < last || end > found.steps[0]->count() || end > found.steps[1]->count()) {
+                throw std::invalid_argument("a segment ends at step " + std::to_string(end));
+            }
+            found.segments.back() = Work{last = end, nb::cast<int>(nb::object(work[1]))};
+        }
+        return found;
+    }
+
+    // A call whose segments are submitted one by one, with the library's work between them.
+    nb::object run_by_segment(CallSteps::Values& matrices, nb::handle results, int copy,
+                              GpuStream stream, nb::handle lengths) {
+        nb::object made = allocated(results, true, matrices);
+        set_lengths(lengths);
+        place(matrices);
+        const nb::list workspaces = place_workspaces(matrices.size());
+        for (const nb::handle workspace : workspaces) matrices.push_back(nb::borrow(workspace));
+        const CallSteps& steps = *between_->steps[copy & 1];
+        check_inputs(matrices, steps, true);
+        steps.begin(matrices);
+        begun_ = true;  // until the caller has the results, as in `run`
+        try {
+            begun_ = without_gil([&] {
+                return program_->start_prepared(copy, stream, addresses_, pitches_);
+            });
+            if (!begun_) return nb::none();
+            submit_segments(steps, matrices);
+        } catch (...) {
+            without_gil([&] { program_->abandon(); });
+            throw;
+        }
+        return made;
+    }
+
+    void submit_segments(const CallSteps& steps, CallSteps::Values& values) const {
+        std::size_t made = 0;
+        int segment = 0;
+        for (const std::optional<Work>& work : between_->segments) {
+            without_gil([&] {
+                program_->submit(segment);
+                if (!work) program_->launch(segment);
+            });
+            if (work) {
+                steps.make(values, made, work->end);
+                made = work->end;
+                if (work->mark >= 0) without_gil([&] { program_->mark(work->mark); });
+            }
+            ++segment;
+        }
+        without_gil([&] {
+            program_->submit(segment);
+            program_->finish();
+        });
+    }
+
+    static void check_inputs(const CallSteps::Values& matrices, const CallSteps& steps, bool all) {
+        if (matrices.size() == steps.inputs()) return;
+        if (!all && matrices.size() < steps.inputs()) return;
+        throw std::invalid_argument(std::to_string(matrices.size()) + " matrices, not " +
+                                    std::to_string(steps.inputs()));
+    }
+
     // Allocates the results: appends what has their addresses, and returns the tensors.
     nb::object allocated(nb::handle results, bool as_matrices, CallSteps::Values& matrices) const {
         const nb::object new_results = results[0], shape = results[1];
@@ -146,10 +240,7 @@ class PreparedCall {
 
     void enqueue(int copy, const CallSteps::Values& matrices) const {
         const CallSteps& steps = *leader_->steps[copy & 1];
-        if (matrices.size() > steps.inputs()) {
-            throw std::invalid_argument(std::to_string(matrices.size()) + " matrices, not " +
-                                        std::to_string(steps.inputs()));
-        }
+        check_inputs(matrices, steps, false);
         CallSteps::Values values = matrices;
         values.resize(steps.inputs(), nb::none());  // results that are not allocated yet
         steps.make(values);
@@ -191,13 +282,14 @@ class PreparedCall {
     }
 
     bool launch(int copy, GpuStream stream, bool followed) {
-        const nb::gil_scoped_release release;
-        try {
-            return program_->call_prepared(copy, stream, addresses_, pitches_, followed);
-        } catch (...) {
-            program_->abandon();
-            throw;
-        }
+        return without_gil([&] {
+            try {
+                return program_->call_prepared(copy, stream, addresses_, pitches_, followed);
+            } catch (...) {
+                program_->abandon();
+                throw;
+            }
+        });
     }
 
     struct Names {
@@ -208,6 +300,7 @@ class PreparedCall {
     nb::object launches_, state_;
     std::vector<nb::object> workspaces_;  // functions that allocate one and say where
     std::optional<Leader> leader_;
+    std::optional<Between> between_;
     std::vector<int> slots_;
     std::vector<std::int64_t> pitches_;
     std::vector<std::pair<std::size_t, std::int64_t>> rows_;
@@ -221,8 +314,9 @@ class PreparedCall {
 
 void bind_prepared_call(nb::module_& module) {
     nb::class_<PreparedCall>(module, "PreparedCall")
-        .def(nb::init<Program, PreparedCall::Slots, nb::tuple, nb::list, nb::handle>(), "program"_a,
-             "slots"_a, "state"_a, "workspaces"_a, "leader"_a.none())
+        .def(nb::init<Program, PreparedCall::Slots, nb::tuple, nb::list, nb::handle, nb::handle>(),
+             "program"_a, "slots"_a, "state"_a, "workspaces"_a, "leader"_a.none(),
+             "between"_a.none())
         .def("run", &PreparedCall::run, "inputs"_a, "results"_a, "copy"_a, "stream"_a, "lengths"_a)
         .def_prop_ro("is_valid", &PreparedCall::is_valid)
         .def_prop_ro("begun", &PreparedCall::begun);

@@ -50,16 +50,14 @@ void GpuProgram::call(int copy, GpuStream stream, bool traced,
     submit_all();
 }
 
-bool GpuProgram::is_prepared(GpuStream stream) const {
-    if (rank_->group().failed() || rank_->watch().missed() != 0 || !has_all_launches()) {
-        return false;
-    }
+bool GpuProgram::is_clear(GpuStream stream) const {
+    if (rank_->group().failed() || rank_->watch().missed() != 0) return false;
     return !rank_->gpu().capturing(stream);
 }
 
 bool GpuProgram::follow(GpuStream stream) {
     const Gpu::Current current(rank_->gpu());
-    if (!is_prepared(stream)) return false;
+    if (!has_all_launches() || !is_clear(stream)) return false;
     rank_->after_last_call(stream);
     return true;
 }
@@ -72,12 +70,22 @@ void GpuProgram::end(GpuStream stream) {
 bool GpuProgram::call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                                std::span<const std::int64_t> pitches, bool followed) {
     const Gpu::Current current(rank_->gpu());
-    if (!is_prepared(stream) || !fits(addresses, pitches)) return false;
+    if (!has_all_launches() || !start_prepared(copy, stream, addresses, pitches, followed)) {
+        return false;
+    }
+    submit_all();
+    return true;
+}
+
+bool GpuProgram::start_prepared(int copy, GpuStream stream,
+                                std::span<const std::uint64_t> addresses,
+                                std::span<const std::int64_t> pitches, bool followed) {
+    const Gpu::Current current(rank_->gpu());
+    if (!is_clear(stream) || !fits(addresses, pitches)) return false;
     begin(copy, stream, addresses, pitches);
     capturing_ = traced_ = false;
     if (!followed) rank_->after_last_call(stream);
     fork();
-    submit_all();
     return true;
 }
 

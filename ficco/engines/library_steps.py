@@ -1,0 +1,98 @@
+"""The library's work of a repeated call as steps, which native code makes between its launches.
+
+    work     gemm x.w -> y[2:5]               a product of two matrices into rows of a result
+    steps    narrow(y, 0, 2, 3) -> part       parts of matrices, made once in a call
+             mm(x, w, out=part)
+
+Parts of windows are the same in every call, so they are values and no steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ficco.compute import DeviceCompute
+from ficco.engines.call_steps import CallSteps, Step
+from ficco.engines.library_calls import View, step_of
+from ficco.plan import Buffer, Region
+from ficco.program import Gemm, Reduce, Sum, Work, operands_of
+
+__all__ = ["LibrarySteps", "has_steps"]
+
+
+def has_steps(work: Work) -> bool:
+    """Return whether `LibrarySteps` can enqueue a work: the number of its elements is fixed."""
+    return isinstance(work, (Gemm, Reduce, Sum))
+
+
+class LibrarySteps:
+    """Plans the steps of a call on one window copy.
+
+    Args:
+        names: buffers whose matrices are the inputs of the steps, in this order.
+        buffers: of the program, by name.
+        windows: names of the buffers that are in the window.
+        window: returns the handle of a region of the window.
+        compute: the library of the matrices.
+        dtype: of the call's results.
+    """
+
+    def __init__(
+        self, names: Sequence[str], buffers: Mapping[str, Buffer], windows: Mapping[str, int],
+        window: View, compute: DeviceCompute, dtype: str,
+    ) -> None:  # fmt: skip
+        self._inputs, self._buffers, self._windows = len(names), buffers, windows
+        self._window, self._compute, self._dtype = window, compute, dtype
+        self._matrices = {name: place for place, name in enumerate(names)}
+        self._parts: dict[Region, int] = {}  # places
+        self._more: list[Any] = []  # the values after the inputs
+        self._steps: list[Step] = []
+
+    @property
+    def count(self) -> int:
+        """Number of steps so far."""
+        return len(self._steps)
+
+    def add(self, work: Work) -> None:
+        """Add the steps that enqueue a work."""
+        alike = all(self._buffers[r.buffer].dtype == self._dtype for r in operands_of(work))
+        self._steps.append(step_of(work, self._place, self._compute, self._dtype, alike))
+
+    def steps(self) -> CallSteps:
+        """Return all steps."""
+        return CallSteps(self._inputs, self._more, self._steps, [])
+
+    def _value(self, value: Any = None) -> int:
+        """Return the place of a value; None: a step stores it."""
+        self._more.append(value)
+        return self._inputs + len(self._more) - 1
+
+    def _place(self, region: Region) -> int:
+        """Return the place of a region's matrix; add the steps that make it."""
+        if region not in self._parts:
+            fixed = region.buffer in self._windows
+            self._parts[region] = self._value(self._window(region)) if fixed else self._part(region)
+        return self._parts[region]
+
+    def _part(self, region: Region) -> int:
+        place, buffer = self._matrix(region.buffer), self._buffers[region.buffer]
+        for dimension, start, length, whole in (
+            (0, region.row0, region.rows, buffer.rows), (1, region.col0, region.cols, buffer.cols),
+        ):  # fmt: skip
+            if length != whole:
+                numbers = [self._value(number) for number in (dimension, start, length)]
+                made = self._value()
+                self._steps.append(Step(self._compute.narrow, (place, *numbers), made))
+                place = made
+        return place
+
+    def _matrix(self, name: str) -> int:
+        """Return the place of a matrix that is passed, or else allocated by a step."""
+        if name not in self._matrices:
+            buffer, made = self._buffers[name], self._value()
+            new = partial(self._compute.empty, buffer.rows, buffer.cols, buffer.dtype)
+            self._steps.append(Step(new, (), made))
+            self._matrices[name] = made
+        return self._matrices[name]
