@@ -16,10 +16,7 @@ from values_worker import close, draw
 import ficco
 from ficco.modules import call_cache
 
-__all__ = [
-    "from_another_device", "interrupted_behind_a_launch", "product_before_launch",
-    "product_that_fails", "product_without_launch",
-]  # fmt: skip
+__all__ = ["CHECKS", "product_before_launch"]
 
 _HELD_S = 10.0  # longer than the check takes
 
@@ -225,3 +222,8 @@ def from_another_device(here: Rank, world: int) -> None:
                 assert devices.pop() == here.rank + 1, "another device is current behind a call"
             close(y, want, f"{schedule} turn {turn}")
         assert devices == [here.rank]
+
+
+CHECKS = (
+    product_that_fails, product_without_launch, interrupted_behind_a_launch, from_another_device,
+)  # fmt: skip

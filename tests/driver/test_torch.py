@@ -54,7 +54,9 @@ def run(
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("check", ["functions", "gradients", "calls_again", "models"])
+@pytest.mark.parametrize(
+    "check", ["functions", "gradients", "calls_again", "models", "products_between_launches"]
+)
 def test_functions_are_right(double_folder: Path, tmp_path: Path, check: str, world: int) -> None:
     """Also again, with tensors that are laid out otherwise, after a change of mind; and models."""
     run(double_folder, tmp_path, world, check)
@@ -98,7 +100,7 @@ def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int)
         "captures", "made_ready", "room_is_used", "plain_made_ready", "nothing_to_multiply",
         "diverging", "failures", "refused_by_driver", "one_sided", "slow_to_load",
         "slow_to_open", "product_that_fails", "product_without_launch",
-        "interrupted_behind_a_launch", "from_another_device",
+        "interrupted_behind_a_launch", "from_another_device", "second_product_that_fails",
     ],
 )  # fmt: skip
 def test_captures_and_failures(double_folder: Path, tmp_path: Path, check: str) -> None:

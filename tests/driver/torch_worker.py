@@ -26,14 +26,9 @@ from ficco.modules.calling import Call
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
 import gradient_worker  # noqa: E402
+import leading_products  # noqa: E402
+import library_between_launches  # noqa: E402
 import values_worker  # noqa: E402
-from leading_products import (  # noqa: E402
-    from_another_device,
-    interrupted_behind_a_launch,
-    product_before_launch,
-    product_that_fails,
-    product_without_launch,
-)
 from loaded_for_captures import (  # noqa: E402
     made_ready,
     nothing_to_multiply,
@@ -166,7 +161,7 @@ def calls_again(here: Rank, world: int) -> None:
         assert shortly == wanted or schedule == "auto", f"{schedule}: {shortly}"
         gather(9, 0, schedule, draw(50 + rank, 5, 4).requires_grad_(), None, turned=False)
         gather(10, 0, schedule, draw(50 + rank, 5, 3), None, turned=False)
-    product_before_launch(here, world)
+    leading_products.product_before_launch(here, world)
 
     # Of as many numbers, but not the same call.
     flat, cube = draw(rank, 6, 4), draw(rank, 3, 2, 4)
@@ -465,9 +460,9 @@ def without_signals(here: Rank, world: int) -> None:
 
 _ALL = (
     functions, gradients, calls_again, models, captures, made_ready, room_is_used,
-    product_that_fails, product_without_launch, plain_made_ready, nothing_to_multiply, diverging,
-    from_another_device, interrupted_behind_a_launch, failures, refused_by_driver, one_sided,
+    plain_made_ready, nothing_to_multiply, diverging, failures, refused_by_driver, one_sided,
     slow_to_load, slow_to_open, at_random, left_open, without_signals, lying_otherwise,
+    *leading_products.CHECKS, *library_between_launches.CHECKS,
 )  # fmt: skip
 
 
