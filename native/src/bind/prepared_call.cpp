@@ -116,7 +116,8 @@ class PreparedCall {
             leader_ = {steps, {steps_at(steps, 0), steps_at(steps, 1)}, nb::cast<bool>(leader[1])};
         }
         if (between.is_none()) return;
-        if (leader_) throw std::invalid_argument("a call with a leader has launches alone behind it");
+        if (leader_)
+            throw std::invalid_argument("a call with a leader has launches alone behind it");
         between_ = between_of(between);
     }
 
@@ -188,9 +189,8 @@ class PreparedCall {
         steps.begin(matrices);
         begun_ = true;  // until the caller has the results, as in `run`
         try {
-            begun_ = without_gil([&] {
-                return program_->start_prepared(copy, stream, addresses_, pitches_);
-            });
+            begun_ = without_gil(
+                [&] { return program_->start_prepared(copy, stream, addresses_, pitches_); });
             if (!begun_) return nb::none();
             submit_segments(steps, matrices);
         } catch (...) {
