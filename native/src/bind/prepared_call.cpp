@@ -116,8 +116,9 @@ class PreparedCall {
             leader_ = {steps, {steps_at(steps, 0), steps_at(steps, 1)}, nb::cast<bool>(leader[1])};
         }
         if (between.is_none()) return;
-        if (leader_)
+        if (leader_) {
             throw std::invalid_argument("a call with a leader has launches alone behind it");
+        }
         between_ = between_of(between);
     }
 
