@@ -1021,8 +1021,8 @@ class PreparedCall:
     def begun(self) -> bool:
         """Whether an exception that left `run` means that the call was begun and has failed.
 
-        It is true for exceptions of the library, of workspaces behind a leader and of launches, and
-        for one that a signal raises before the caller has the results.
+        It is true for exceptions of the library, of workspaces and of launches, and for one that a
+        signal raises before the caller has the results.
         """
 
     def run(
@@ -1045,10 +1045,10 @@ class PreparedCall:
             lengths: elements of the rows of varying lengths, in their order.
 
         Returns:
-            The results. None: the call must take the full path, because `is_valid` is false, a
-            segment has no launches or launches that do not fit the matrices, the group has failed,
-            a kernel has reported a failure, or the stream is being captured. No launch was
-            enqueued. The leader may have been; it makes its products again then.
+            The results. None: the call must take the full path, because `is_valid` is false,
+            launches do not fit the matrices, a segment has neither launches nor work of a library,
+            the group has failed, a kernel has reported a failure, or the stream is being captured.
+            No launch was enqueued. The leader may have been; it makes its products again then.
 
         Raises:
             ValueError, IndexError: the number of matrices or of lengths is another.

@@ -74,9 +74,9 @@ class Costs:
 
     @property
     def host_native_us(self) -> float | None:
-        """Host time, without launches, of a call that native code launches as a whole.
+        """Host time, without launches, of a call that needs no library: of one launch, or gated.
 
-        None: not known. Such calls are calls of one launch, and gated calls.
+        None: not known.
         """
         return max(self.host_direct_us - self.host_kernel_us, 0.0) if self.host_direct_us else None
 

@@ -108,8 +108,9 @@ class TorchDeviceCompute:
         """See `DeviceCompute.at`."""
         if not rows or not cols:
             return self.empty(rows, cols, dtype)
-        tensor = torch.as_tensor(_Memory(address, rows, cols, dtype), device="cuda")
-        return tensor.view(TORCH_DTYPE[dtype])
+        with torch.inference_mode(False):  # else calls outside of that mode could not write there
+            tensor = torch.as_tensor(_Memory(address, rows, cols, dtype), device="cuda")
+            return tensor.view(TORCH_DTYPE[dtype])
 
     def place(self, handle: torch.Tensor) -> tuple[int, int]:
         """See `DeviceCompute.place`."""

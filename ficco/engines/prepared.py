@@ -1,7 +1,7 @@
 """Prepared calls: repeats with tensors of an earlier layout, of which only addresses are read.
 
 Most of a call's host time is spent in Python. A prepared call is a shorter path for calls that
-native code launches whole. A front end stores a call, with a weak reference to its PreparedCall.
+native code enqueues whole. A front end stores a call, with a weak reference to its PreparedCall.
 The runtime stores the PreparedCall with the bound program, so that both end together, for example
 when windows grow.
 """

@@ -1,7 +1,7 @@
 """Cache of calls on GPUs, so a repeated call needs no checks and no choice of a schedule.
 
 A call with tensors of the same shapes, strides, dtypes and device, and equal other arguments, is
-the same problem with the same matrix layouts. If native code launches all of the call, Python only
+the same problem with the same matrix layouts. If native code enqueues all of the call, Python only
 passes the tensors: on a host that is slower than the GPU, Python is most of a call's cost.
 """
 
@@ -105,6 +105,7 @@ class CachedCall:
         "_shapes",
         "_takes",
         "_tries_left",
+        "_views",
         "changes",
         "ready",
     )  # fmt: skip
@@ -123,6 +124,7 @@ class CachedCall:
         self._lengths = lengths
         self._runtime, self._problem, self._schedule = runtime, problem, schedule
         self._takes, self._shapes = takes, shapes
+        self._views = [taken_as(name, plainly=True) for name, _ in takes]
         self.ready, (self.changes, self._moves) = ready, since
         self._library: library_programs.Call | None = None
         if schedule.transport == "collective":
@@ -164,9 +166,10 @@ class CachedCall:
         prepared = self._prepared()
         if prepared is not None:
             # `_prepare` has checked that the matrices are the tensors' own memory, so addresses of
-            # the tensors do where no library multiplies.
+            # the tensors do where no library multiplies. Else the library gets views: copies for
+            # kernels, which depend on the address, have other pitches.
             tensors_do = self._flat or not prepared.by_library
-            inputs = tensors if tensors_do else tuple(self._matrices(tensors).values())
+            inputs = tensors if tensors_do else self._viewed(tensors)
             lengths = [tensors[place].shape[-1] for place in self._lengths] if self._lengths else ()
             stream = current_stream(self._device)
             made = self._runtime.run_prepared(prepared, inputs, self._results, stream, lengths)
@@ -193,6 +196,9 @@ class CachedCall:
             if tensor.data_ptr() != matrix.data_ptr():
                 return None
         return self._runtime.prepared_call(self._problem, self._schedule, arrays)
+
+    def _viewed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [view(tensor) for view, tensor in zip(self._views, tensors, strict=True)]
 
     def _matrices(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         return {

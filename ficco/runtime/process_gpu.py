@@ -214,7 +214,7 @@ class GpuProcessRuntime(ProcessRuntime):
     ) -> PreparedCall | None:
         """Return a prepared call that repeats an earlier call, for matrices with these layouts.
 
-        The caller holds it weakly. None: native code does not launch all of the call.
+        The caller holds it weakly. None: Python must enqueue a part of the call.
         """
         with self._lock:
             call = self._bound.find(problem, schedule)
@@ -239,8 +239,8 @@ class GpuProcessRuntime(ProcessRuntime):
     ) -> list[Any] | None:
         """Make a prepared call; return None if it was not made and `execute` must make it.
 
-        The library's products are enqueued first. Where none is stored in a result, the device
-        multiplies while the host allocates the results and prepares the launch.
+        Products of a library that precede one launch are enqueued first. Where none is stored in a
+        result, the device multiplies while the host allocates the results and prepares the launch.
 
         Args:
             prepared: a prepared call of this runtime.

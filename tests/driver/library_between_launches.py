@@ -23,6 +23,7 @@ SCHEDULES = (
 RINGS = ("matmul_reduce_scatter", "matmul_all_reduce")
 TURNS, WARM = 6, 3  # the warm ones bind a program, and prepare the call
 _ROWS, _K, _N = 6, 10, 7
+_ALIGNED_TURNS = 5
 
 
 def _gathered(rank: int, world: int, turn: int, schedule: str, inner: tuple[int, ...]) -> None:
@@ -141,4 +142,26 @@ def second_product_that_fails(here: Rank, world: int) -> None:
     close(call(), want, "after resets")
 
 
-CHECKS = (products_between_launches, second_product_that_fails)
+def at_other_addresses(here: Rank, world: int) -> None:
+    """Without Triton kernels need aligned copies; copies and a library read the tensor itself."""
+    ficco.prepare(machine="cuda", timeout_s=60.0)
+    runtime: Any = groups.gpu_runtime(None, torch.device("cuda", here.rank))
+    runtime.kernels.compiles = False
+    rows, k, pitch = 6, 64, 128  # an aligned pitch: the rows need no copy where the address fits
+    for schedule in ("shard_p2p", "uniform_fused_1d", "gated_1d"):
+        for turn in range(9):
+            shards = [draw(100 * turn + r, rows, k) for r in range(world)]
+            memory = torch.full((rows * pitch + 32,), 1000.0)
+            first = -(memory.data_ptr() // 4) % 4 + (turn >= _ALIGNED_TURNS)
+            x = memory[first:][: rows * pitch].view(rows, pitch)[:, :k].copy_(shards[here.rank])
+            assert x.data_ptr() % 16 == (0 if turn < _ALIGNED_TURNS else 4)
+            w, bias = draw(turn + 10 * here.rank, k, _N), draw(3, _N)
+            with Shortly() as shortly:
+                y = ficco.all_gather_matmul(x, w, bias=bias, schedule=schedule)
+            close(y, torch.cat(shards).double() @ w.double() + bias.double(), f"turn {turn}")
+            by_kernels = schedule == "gated_1d"
+            if turn == _ALIGNED_TURNS - 1 or (turn == 8 and not by_kernels):
+                assert shortly.made, f"{schedule}: turn {turn} was not prepared"
+
+
+CHECKS = (products_between_launches, second_product_that_fails, at_other_addresses)

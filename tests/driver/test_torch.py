@@ -101,6 +101,7 @@ def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int)
         "diverging", "failures", "refused_by_driver", "one_sided", "slow_to_load",
         "slow_to_open", "product_that_fails", "product_without_launch",
         "interrupted_behind_a_launch", "from_another_device", "second_product_that_fails",
+        "at_other_addresses",
     ],
 )  # fmt: skip
 def test_captures_and_failures(double_folder: Path, tmp_path: Path, check: str) -> None:

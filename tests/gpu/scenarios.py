@@ -5,6 +5,7 @@ serve.py runs these; checks.py says with what arguments.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -403,6 +404,11 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
         assert (y.double() - want[12 * rank : 12 * rank + 12]).abs().max() < 1.0, name
         y = ficco.matmul_all_reduce(full[:, columns], back[columns], schedule=name)
         assert (y.double() - want).abs().max() < 1.0, name
+    few = full[: 8 * world, columns]
+    for name, infers in itertools.product(schedules, (True, False, False, False, True)):
+        with torch.inference_mode(infers):  # in which the window's tensors are made
+            y = ficco.matmul_reduce_scatter(few, back[columns], schedule=name)
+        assert (y.double() - want[8 * rank : 8 * rank + 8]).abs().max() < 1.0, (name, infers)
     apart = torch.randn(40, 3, dtype=torch.bfloat16).cuda().t()[0:1]  # [1, 40], three apart
     mine = want[12 * rank : 12 * rank + 12] + apart.double()
     for _ in range(2):  # the second call is one that was made before

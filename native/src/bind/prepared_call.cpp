@@ -183,12 +183,12 @@ class PreparedCall {
         nb::object made = allocated(results, true, matrices);
         set_lengths(lengths);
         place(matrices);
+        begun_ = true;  // until the caller has the results, as in `run`
         const nb::list workspaces = place_workspaces(matrices.size());
         for (const nb::handle workspace : workspaces) matrices.push_back(nb::borrow(workspace));
         const CallSteps& steps = *between_->steps[copy & 1];
         check_inputs(matrices, steps, true);
         steps.begin(matrices);
-        begun_ = true;  // until the caller has the results, as in `run`
         try {
             begun_ = without_gil(
                 [&] { return program_->start_prepared(copy, stream, addresses_, pitches_); });
