@@ -375,9 +375,6 @@ class DeviceCompute(Protocol):
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
         """Return handle[row0:row1, col0:col1], as fast as the library can."""
 
-    def narrow(self, handle: Any, dimension: int, start: int, length: int) -> Any:
-        """Return `length` rows (dimension 0) or columns (1) of a matrix, for repeated calls."""
-
     def empty(self, rows: int, cols: int, dtype: str) -> Any:
         """Return a new matrix on the current device, for use on the current stream."""
 

@@ -151,11 +151,6 @@ class CupyCompute:
             return handle
         return handle[row0:row1, col0:col1]
 
-    def narrow(self, handle: Array, dimension: int, start: int, length: int) -> Array:
-        """See `DeviceCompute.narrow`."""
-        part = slice(start, start + length)
-        return handle[:, part] if dimension else handle[part]
-
     def empty(self, rows: int, cols: int, dtype: str) -> Array:
         """See `DeviceCompute.empty`."""
         return cupy.empty((rows, cols), dtype_of(dtype))

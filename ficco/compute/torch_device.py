@@ -98,8 +98,6 @@ class TorchDeviceCompute:
             handle = handle.narrow(0, row0, row1 - row0)
         return handle if col1 - col0 == cols else handle.narrow(1, col0, col1 - col0)
 
-    narrow: Any = staticmethod(torch.narrow)  # see `DeviceCompute.narrow`
-
     def empty(self, rows: int, cols: int, dtype: str) -> torch.Tensor:
         """See `DeviceCompute.empty`."""
         return torch.empty(rows, cols, dtype=TORCH_DTYPE[dtype], device=_DEVICE)

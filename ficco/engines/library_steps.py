@@ -1,7 +1,7 @@
 """The library's work of a repeated call as steps, which native code makes between its launches.
 
     work     gemm x.w -> y[2:5]               a product of two matrices into rows of a result
-    steps    narrow(y, 0, 2, 3) -> part       parts of matrices, made once in a call
+    steps    y[2:5] -> part                   parts of matrices, made once in a call
              mm(x, w, out=part)
 
 Parts of windows are the same in every call, so they are values and no steps.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import getitem
 from typing import Any
 
 from ficco.compute import DeviceCompute
@@ -77,16 +78,17 @@ class LibrarySteps:
         return self._parts[region]
 
     def _part(self, region: Region) -> int:
-        place, buffer = self._matrix(region.buffer), self._buffers[region.buffer]
-        for dimension, start, length, whole in (
-            (0, region.row0, region.rows, buffer.rows), (1, region.col0, region.cols, buffer.cols),
-        ):  # fmt: skip
-            if length != whole:
-                numbers = [self._value(number) for number in (dimension, start, length)]
-                made = self._value()
-                self._steps.append(Step(self._compute.narrow, (place, *numbers), made))
-                place = made
-        return place
+        whole, buffer = self._matrix(region.buffer), self._buffers[region.buffer]
+        rows, columns = slice(region.row0, region.row1), slice(region.col0, region.col1)
+        if region.cols != buffer.cols:
+            index: Any = (rows, columns)
+        elif region.rows != buffer.rows:
+            index = rows
+        else:
+            return whole
+        place, made = self._value(index), self._value()
+        self._steps.append(Step(getitem, (whole, place), made))
+        return made
 
     def _matrix(self, name: str) -> int:
         """Return the place of a matrix that is passed, or else allocated by a step."""

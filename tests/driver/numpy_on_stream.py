@@ -235,10 +235,6 @@ class NumpyOnStream:
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
         return handle[row0:row1, col0:col1]
 
-    def narrow(self, handle: Any, dimension: int, start: int, length: int) -> Any:
-        part = slice(start, start + length)
-        return handle[:, part] if dimension else handle[part]
-
     # ---- memory
 
     def layout(self, handle: Any) -> tuple[int, ...]:

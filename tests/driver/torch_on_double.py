@@ -137,9 +137,6 @@ class OnTensors(NumpyOnStream):
     def part(self, handle: Any, row0: int, row1: int, col0: int, col1: int) -> Any:
         return super().part(array_of(handle), row0, row1, col0, col1)
 
-    def narrow(self, handle: Any, dimension: int, start: int, length: int) -> Any:
-        return super().narrow(array_of(handle), dimension, start, length)
-
     def gemm(self, a: Any, b: Any, c: Any, accumulate: bool, add: list[Any]) -> None:
         added = [array_of(term) for term in add]
         super().gemm(array_of(a), array_of(b), array_of(c), accumulate, added)
