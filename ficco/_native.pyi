@@ -987,7 +987,7 @@ class PreparedCall:
     """A call of a program that repeats with other tensors of the same layout.
 
     Args:
-        program: of which native code launches everything, but for a leader and what is between.
+        program: native code launches all of it, except what `leader` and `between` enqueue.
         slots: the slot of each matrix and then of each workspace, -1 if it has none; the pitches of
             all slots, in bytes; and for each row of a length that varies from call to call its slot
             and the bytes of an element. See `GpuProgram.start`.
@@ -1001,7 +1001,7 @@ class PreparedCall:
             (-1: none), or None if native code launches it. There is no leader then.
 
     Raises:
-        ValueError: a slot has no pitch, a workspace no slot, or there are too few steps.
+        ValueError: a slot has no pitch, a workspace no slot, or steps do not fit the call.
     """
 
     def __init__(

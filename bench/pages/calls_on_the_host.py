@@ -17,13 +17,10 @@ PARTS = (
     "- *Native code* is the part in C++. *Engine, in Python and torch* is the rest of the engine, "
     "including GEMMs by torch. *Before the engine* is the check of the arguments and the choice.",
     "- *NCCL and `torch.mm`* are the two calls by hand. *Fused* is PyTorch's fused operator.",
+    "- Python enqueued a part of each call of `shard_p2p` before 2026-11-28. Native code enqueues "
+    "repeated calls whole since then, which takes less time than older figures: see "
+    "[Where it ran](where_it_ran.md#changes-after-the-earlier-runs).",
 )
-BEFORE = (
-    "These calls of `shard_p2p` were measured before native code enqueued repeated calls of "
-    "schedules by copies. They take less time now: see "
-    "[Where it ran](where_it_ran.md#changes-after-the-earlier-runs)."
-)
-BEFORE_DATE = "2026-11-28"
 FURTHER = (
     "The same for other kinds of calls: the first of the ten calls after a wait; the call as a "
     "custom operator, as compiled code makes it; a call whose gradient autograd records; the "
@@ -58,8 +55,6 @@ def calls_on_the_host(page: Page) -> str:
         if document.get("shared_gpus"):
             body += [SHARING, ""]
         body += [*host_costs.parts_table(document), ""]
-        if document["date"] < BEFORE_DATE:
-            body += [BEFORE, ""]
         if further := host_costs.further_table(document):
             body += [FURTHER, "", *further, ""]
         body += [*machines([(path, document)], page), ""]

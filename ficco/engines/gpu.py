@@ -21,16 +21,15 @@ from ficco import _native
 from ficco.compute import DeviceCompute
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.encoding import Row, Segment, encode, trace_rows
-from ficco.engines.call_steps import CallSteps
 from ficco.engines.devices import Device
 from ficco.engines.launches import Launches
-from ficco.engines.library_calls import Call, View, call_of, step_of, target_of
+from ficco.engines.library_calls import Call, View, call_of, target_of
 from ficco.engines.library_steps import LibrarySteps, has_steps
 from ficco.engines.prepared import Between, CallSlots, Leader, PreparedCall
 from ficco.engines.spans import spans_of
 from ficco.engines.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
-from ficco.program import Copy, Gated, OneKernel, Program, operands_of
+from ficco.program import Copy, Gated, OneKernel, Program
 from ficco.timeline import Span
 
 __all__ = ["BoundProgram"]
@@ -265,20 +264,12 @@ class BoundProgram:
 
         names: of the call's matrices, in the order in which calls give them.
         """
-        handles, inputs = self._handles, len(names)
-        places = {(name, 0): i for i, name in enumerate(names)}
-        places |= {key: inputs + i for i, key in enumerate(handles[0])}
         works = [entry.launch.work for entry in self._leading]
-        steps = [
-            step_of(
-                work, lambda r: places[r.buffer, r.copy], self._compute, self._dtype,
-                all(self._buffers[r.buffer].dtype == self._dtype for r in operands_of(work)),
-            )
-            for work in works
-        ]  # fmt: skip
-        first, second = (
-            CallSteps(inputs, list(of_copy.values()), steps, []) for of_copy in handles
-        )
+        planned = [self._library_steps(names, copy) for copy in range(COPIES)]
+        for steps in planned:
+            for work in works:
+                steps.add(work)
+        first, second = (steps.call_steps() for steps in planned)
         stored = [self._buffers[target_of(work).buffer] for work in works]
         return Leader((first, second), any(buffer.role == "output" for buffer in stored))
 
@@ -300,21 +291,22 @@ class BoundProgram:
             native: as for `_is_repeatable`.
         """
         given = [*names, *(b.name for b in self._workspaces if b.name in self._numbers)]
-        planned, segments = [], list[tuple[int, int] | None]()
-        for copy in range(COPIES):
-            steps = LibrarySteps(
-                given, self._buffers, self._places, self._view({}, copy), self._compute, self._dtype
-            )
-            segments = []
-            for number, entry in enumerate(self._segments):
-                if number in native:
-                    segments.append(None)
-                else:
-                    steps.add(entry.launch.work)
-                    segments.append((steps.count, entry.mark))
-            planned.append(steps.steps())
-        first, second = planned
+        planned = [self._library_steps(given, copy) for copy in range(COPIES)]
+        segments: list[tuple[int, int] | None] = []
+        for number, entry in enumerate(self._segments):
+            if number in native:
+                segments.append(None)
+                continue
+            for steps in planned:
+                steps.add(entry.launch.work)
+            segments.append((planned[0].count, entry.mark))
+        first, second = (steps.call_steps() for steps in planned)
         return Between((first, second), segments)
+
+    def _library_steps(self, names: Sequence[str], copy: int) -> LibrarySteps:
+        """Return no steps yet, of calls on a window copy whose inputs are these buffers."""
+        window = self._view({}, copy)
+        return LibrarySteps(names, self._buffers, self._places, window, self._compute, self._dtype)
 
     def _view(self, local: dict[str, Any], copy: int) -> View:
         """Return a function that maps a region to its handle in this call."""

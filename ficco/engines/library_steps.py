@@ -1,4 +1,4 @@
-"""The library's work of a repeated call as steps, which native code makes between its launches.
+"""What a library does in a repeated call, as steps that native code makes before or between launches.
 
     work     gemm x.w -> y[2:5]               a product of two matrices into rows of a result
     steps    y[2:5] -> part                   parts of matrices, made once in a call
@@ -61,7 +61,7 @@ class LibrarySteps:
         alike = all(self._buffers[r.buffer].dtype == self._dtype for r in operands_of(work))
         self._steps.append(step_of(work, self._place, self._compute, self._dtype, alike))
 
-    def steps(self) -> CallSteps:
+    def call_steps(self) -> CallSteps:
         """Return all steps."""
         return CallSteps(self._inputs, self._more, self._steps, [])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from values_worker import close, draw
 import ficco
 from ficco.modules import call_cache
 
-__all__ = ["CHECKS", "product_before_launch"]
+__all__ = ["CHECKS", "fails_in_a_product", "product_before_launch"]
 
 _HELD_S = 10.0  # longer than the check takes
 
@@ -117,25 +117,33 @@ def product_that_fails(here: Rank, world: int) -> None:
             torch.ones(70, 4), torch.ones(4, 6), schedule="one_shot_pull"
         )
 
+    fails_in_a_product(here, call, torch.full((70, 6), 4.0 * world).double(), number=0)
+
+
+def fails_in_a_product(
+    here: Rank, call: Callable[[], torch.Tensor], want: torch.Tensor, number: int
+) -> None:
+    """Let rank 1 fail in a product of a repeated call; all ranks must be told at once.
+
+    Args:
+        here: this rank.
+        call: makes the call.
+        want: its result.
+        number: of the product in the call.
+    """
     ficco.prepare(machine="cuda", timeout_s=60.0)
-    want = torch.full((70, 6), 4.0 * world).double()
     for error in (ValueError("no product"), KeyboardInterrupt()):
         for turn in range(4):
             close(call(), want, f"turn {turn}")
         with Shortly() as shortly:
             close(call(), want, "a repeated call")
-        assert shortly.made == 1
+        assert shortly.made == 1, "the call is not a repeated one"
         if here.rank == 1:
-            multiply = here.compute.gemm
-
-            def fail(*_: Any, error: BaseException = error, multiply: Any = multiply) -> None:
-                here.compute.gemm = multiply
-                raise error
-
-            here.compute.gemm = fail
+            _fail_in(here, number, error)
         here.waits, begin = False, time.monotonic()
         try:
-            call()
+            for _ in range(2):  # rank 1 may have sent its part of the first call
+                call()
             ficco.synchronize()
             raise AssertionError("nobody was told")
         except ficco.EngineError as found:
@@ -147,6 +155,21 @@ def product_that_fails(here: Rank, world: int) -> None:
         ficco.reset()
         here.waits = True
     close(call(), want, "after resets")
+
+
+def _fail_in(here: Rank, number: int, error: BaseException) -> None:
+    """Raise an error in the product of this number from now on, once."""
+    multiply, left = here.compute.gemm, [number]
+
+    def failing(*given: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            multiply(*given)
+            return
+        here.compute.gemm = multiply
+        raise error
+
+    here.compute.gemm = failing
 
 
 def interrupted_behind_a_launch(here: Rank, world: int) -> None:

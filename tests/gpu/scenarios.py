@@ -406,7 +406,7 @@ def functions(rank: int, world: int, fallback: bool = False) -> None:
         assert (y.double() - want).abs().max() < 1.0, name
     few = full[: 8 * world, columns]
     for name, infers in itertools.product(schedules, (True, False, False, False, True)):
-        with torch.inference_mode(infers):  # in which the window's tensors are made
+        with torch.inference_mode(infers):  # the first call makes the window's tensors
             y = ficco.matmul_reduce_scatter(few, back[columns], schedule=name)
         assert (y.double() - want[8 * rank : 8 * rank + 8]).abs().max() < 1.0, (name, infers)
     apart = torch.randn(40, 3, dtype=torch.bfloat16).cuda().t()[0:1]  # [1, 40], three apart

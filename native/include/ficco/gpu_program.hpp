@@ -70,8 +70,8 @@ class GpuProgram {
     // stream is behind the last call already.
     bool call_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                        std::span<const std::int64_t> pitches, bool followed = false);
-    // Begins such a call, of which the caller submits the segments and finishes. Segments may have
-    // no launches. Returns false and enqueues nothing as call_prepared does.
+    // Begins such a call. The caller then submits the segments one by one, and calls finish. Unlike
+    // call_prepared, it allows segments without launches.
     bool start_prepared(int copy, GpuStream stream, std::span<const std::uint64_t> addresses,
                         std::span<const std::int64_t> pitches, bool followed = false);
     // Puts the stream behind the last call, for work that the caller enqueues before call_prepared.

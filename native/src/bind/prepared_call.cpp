@@ -161,9 +161,15 @@ class PreparedCall {
         return &nb::cast<const CallSteps&>(nb::object(steps[copy]));
     }
 
-    static Between between_of(nb::handle between) {
+    Between between_of(nb::handle between) const {
         const nb::tuple steps = nb::borrow<nb::tuple>(nb::object(between[0]));
         Between found{steps, {steps_at(steps, 0), steps_at(steps, 1)}, {}};
+        for (const CallSteps* of_copy : found.steps) {
+            if (of_copy->inputs() == slots_.size()) continue;
+            throw std::invalid_argument(std::to_string(of_copy->inputs()) +
+                                        " inputs of steps, but " + std::to_string(slots_.size()) +
+                                        " matrices and workspaces");
+        }
         std::size_t last = 0;
         for (const nb::handle work : nb::object(between[1])) {
             found.segments.emplace_back();
@@ -187,7 +193,6 @@ class PreparedCall {
         const nb::list workspaces = place_workspaces(matrices.size());
         for (const nb::handle workspace : workspaces) matrices.push_back(nb::borrow(workspace));
         const CallSteps& steps = *between_->steps[copy & 1];
-        check_inputs(matrices, steps, true);
         steps.begin(matrices);
         try {
             begun_ = without_gil(
@@ -222,13 +227,6 @@ class PreparedCall {
         });
     }
 
-    static void check_inputs(const CallSteps::Values& matrices, const CallSteps& steps, bool all) {
-        if (matrices.size() == steps.inputs()) return;
-        if (!all && matrices.size() < steps.inputs()) return;
-        throw std::invalid_argument(std::to_string(matrices.size()) + " matrices, not " +
-                                    std::to_string(steps.inputs()));
-    }
-
     // Allocates the results: appends what has their addresses, and returns the tensors.
     nb::object allocated(nb::handle results, bool as_matrices, CallSteps::Values& matrices) const {
         const nb::object new_results = results[0], shape = results[1];
@@ -241,7 +239,10 @@ class PreparedCall {
 
     void enqueue(int copy, const CallSteps::Values& matrices) const {
         const CallSteps& steps = *leader_->steps[copy & 1];
-        check_inputs(matrices, steps, false);
+        if (matrices.size() > steps.inputs()) {
+            throw std::invalid_argument(std::to_string(matrices.size()) + " matrices, not " +
+                                        std::to_string(steps.inputs()));
+        }
         CallSteps::Values values = matrices;
         values.resize(steps.inputs(), nb::none());  // results that are not allocated yet
         steps.make(values);
