@@ -304,7 +304,7 @@ class BoundProgram:
         return Between((first, second), segments)
 
     def _library_steps(self, names: Sequence[str], copy: int) -> LibrarySteps:
-        """Return no steps yet, of calls on a window copy whose inputs are these buffers."""
+        """Return a plan without steps, for calls on a window copy with these inputs."""
         window = self._view({}, copy)
         return LibrarySteps(names, self._buffers, self._places, window, self._compute, self._dtype)
 

@@ -1,4 +1,4 @@
-"""What a library does in a repeated call, as steps that native code makes before or between launches.
+"""What a library does in a repeated call, as steps that native code makes around its launches.
 
     work     gemm x.w -> y[2:5]               a product of two matrices into rows of a result
     steps    y[2:5] -> part                   parts of matrices, made once in a call

@@ -219,9 +219,8 @@ def _measured_apart(
     ranks = [rank for rank, each in enumerate(failures) if each is not None]
     if not ranks:
         return found
-    first = min(
-        ranks, key=lambda rank: failures[rank][0]
-    )  # an EngineError follows from another failure
+    # The first failure is not an EngineError, which ranks raise because another rank has failed.
+    first = min(ranks, key=lambda rank: failures[rank][0])
     log.warning("%s is not measured, so its time is predicted: rank %d: %s", problem.op, first,
                 failures[first][1])  # fmt: skip
     return None
