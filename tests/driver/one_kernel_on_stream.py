@@ -151,10 +151,14 @@ class OneKernelCall(WholeCall):
         return blocks
 
     def _put(self, box: Any, values: Any) -> None:
-        """Store values in a box, as bits of its kind, none of them vacant."""
+        """Store values in a box, as bits of its kind, none of them vacant.
+
+        Each element is stored once. An assignment to a slice may use memmove, which stores some
+        elements twice: the peer may take the box in between and would then find it full again.
+        """
         bits = values.astype(box.dtype).view(self._bits)
         bits[bits == self._vacant] = 1 << 31 if bits.itemsize == 4 else 0
-        box.view(self._bits)[...] = bits
+        box.view(self._bits).flat = bits
 
     def _take(self, box: Any, word: Signal) -> Any:
         """Wait until a box is full; return what was in it, and leave it vacant."""
