@@ -25,6 +25,8 @@ import stalls  # noqa: E402
 # Two files that are there anyway, which the processes of a run lock.
 _ROOM, _DOOR = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
 
+_SHOWN = 4000  # characters of why a test failed at first
+
 # No test measures the machine by surprise: what auto chooses would depend on it.
 os.environ["FICCO_MEASURE"] = "0"
 
@@ -117,6 +119,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             return (yield)
         finally:  # a process that the test has forked may have the file open still
             fcntl.flock(room, fcntl.LOCK_UN)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show why tests failed that were run again; pytest shows last runs alone."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"first run of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext[-_SHOWN:])
 
 
 @pytest.fixture
