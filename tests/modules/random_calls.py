@@ -21,12 +21,13 @@ from ficco.lowering import recv_copies
 __all__ = ["Graphs", "random_calls"]
 
 Tensor = torch.Tensor
+_EVERYWHERE = ("gated_1d", "gated_1d", "shard_p2p", "serial", "auto")
 SCHEDULES = {
-    "gather": ("gated_1d", "gated_1d", "gather_sm", "hetero_unfused_1d", "serial", "auto"),
-    "scatter": ("gated_1d", "gated_1d", "gated_sums_1d", "hetero_fused_1d", "serial", "auto"),
-    "reduce": ("gated_1d", "gated_sums_1d", "one_shot_sm", "hetero_unfused_1d", "serial", "auto"),
-    "to_all": ("gated_1d", "shard_p2p", "serial", "auto"),
-    "all_to": ("gated_1d", "hetero_fused_1d", "serial", "auto"),
+    "gather": (*_EVERYWHERE, "gather_sm", "hetero_unfused_1d", "uniform_fused_2d"),
+    "scatter": (*_EVERYWHERE, "gated_sums_1d", "hetero_fused_1d", "ring_1d"),
+    "reduce": (*_EVERYWHERE, "gated_sums_1d", "one_shot_sm", "hetero_unfused_1d", "ring_1d"),
+    "to_all": (*_EVERYWHERE, "uniform_fused_1d"),
+    "all_to": (*_EVERYWHERE, "hetero_fused_1d"),
 }
 IN_GRAPHS = ["gated_1d"]  # in place of what torch.distributed may run
 WAYS = ("plain", "plain", "plain", "turned", "apart", "odd", "every second", "negated")
