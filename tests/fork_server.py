@@ -120,6 +120,19 @@ def _load_drivers(folders: Sequence[str]) -> None:
             ctypes.CDLL(str(found))
 
 
+def _read_what_most_need(kind: str) -> None:
+    """Read what ficco keeps once it is read: shipped profiles, the pack's description."""
+    if kind == "numpy":
+        from ficco.selector import profiles
+
+        profiles.shipped_for("NVIDIA H200", 2)
+    elif kind == "torch":
+        from ficco.kernels import pack, sources
+
+        sources.digest()
+        pack.opened(90)
+
+
 class _Server:
     """Accepts requests of one kind, and leaves those of the kinds below to a fork of itself.
 
@@ -162,6 +175,7 @@ class _Server:
         if not self._imported:
             for module in KINDS[self._kind]:
                 importlib.import_module(module)
+            _read_what_most_need(self._kind)
             self._imported = True
             collect_seldom()
 
