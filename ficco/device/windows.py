@@ -297,6 +297,8 @@ def window(
         >>> window.close()
     """
     pg = process_group(group)
+    if dist.get_rank(pg) < 0:
+        raise InputError("group: this process is not one of its ranks")
     place = _device(device)
     spec = _agreed(pg, place, lambda: _spec(shape, dtype, signals, mailbox, timeout_s))
     memory = symmetric(spec.size, place, pg) if place.type == "cuda" else shared(spec.size, pg)

@@ -102,8 +102,9 @@ def overlap(
             such as {"layers.*.q_proj": "colwise"}, for layers whose weights are already shards and
             whose input is whole on every rank.
         schedule: a Schedule, its name, or "auto" for the fastest predicted one of each layer; or a
-            mapping of patterns of names to those. None in the mapping leaves a layer unchanged; a
-            layer that no pattern matches uses "auto".
+            mapping of patterns of names to those. None in the mapping leaves a layer unchanged,
+            except one of `plan`, which nothing else would sum; a layer that no pattern matches
+            uses "auto".
         strict: refuse a model if some tensor-parallel linear layer cannot be overlapped.
         share: let layers of one parent that read the same tensor (q, k, v; gate, up) share one
             gather. False: for a model that writes the tensor between them in a way that PyTorch
@@ -119,7 +120,8 @@ def overlap(
 
     Raises:
         InputError: nothing in it is tensor-parallel, it is already overlapped, an argument does not
-            fit, or `strict` refuses it. After an error the model is unchanged.
+            fit, a layer of `plan` cannot be overlapped, or `strict` refuses the model. After an
+            error the model is unchanged.
         ScheduleError: a layer's operator has no such schedule.
 
     Example:
@@ -157,8 +159,11 @@ def overlap(
     ranks = ranks_of(group)
     chosen = _schedule_lookup(schedule, list(named))
     named_group = None if group is None else ranks.group
-    layers, left = _search(named, plan_of(module, plan, named_group), ranks)
+    found_plan = plan_of(module, plan, named_group)
+    layers, left = _search(named, found_plan, ranks)
     layers, left, gathers = _settle_gathers(named, layers, left, chosen)
+    if found_plan is not None:
+        _check_plan(named, left, found_plan)
     _check(layers, left, group, ranks, strict)
     record = Overlapped(left=left)
     try:
@@ -282,6 +287,22 @@ def _gathering_parent(name: str, gathers: Mapping[str, Any]) -> str | None:
         if name in gathers:
             return name
     return None
+
+
+def _check_plan(named: Mapping[str, Module], left: Sequence[Left], plan: Plan) -> None:
+    """Refuse to leave a layer unchanged whose data nothing but ficco would exchange.
+
+    Raises:
+        InputError: the user's plan names such a layer.
+    """
+    for entry in left:
+        if plan.must_overlap(entry.name, named[entry.name]):
+            raise InputError(
+                f"plan: {entry.name} ({entry.style}) would be left unchanged: {entry.why}. Nothing "
+                "else sums its results or gradients over the ranks. Remove it from plan= and call "
+                "torch.distributed there, or make it a plain torch.nn.Linear of float32, float16 "
+                "or bfloat16; schedule 'serial' runs torch.distributed and needs no windows"
+            )
 
 
 def _check(

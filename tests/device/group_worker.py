@@ -76,6 +76,8 @@ def on_rank(rank: int, store: str) -> None:
         with ficco.window(90, torch.float32, signals=2, group=pair) as window:
             assert (window.rank, window.world) == (rank // 2, 2)
             goes_around(window, 3)
+    else:
+        refused("this process is not one of its ranks", group=pair)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -108,6 +108,14 @@ def one_is_empty(rank: int, world: int, empty: int) -> None:
         assert y.shape == (0, 4)
 
 
+def explained() -> None:
+    """A model whose last call had no rows is described."""
+    model = ficco.overlap(torch.nn.Sequential(torch.nn.Linear(4, 4)), plan={"0": "colwise"})
+    assert model(torch.ones(0, 4)).shape == (0, 4)
+    for measure in (False, True):
+        assert "1 tensor-parallel layers" in ficco.explain(model, measure=measure)
+
+
 def main() -> None:
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -119,6 +127,7 @@ def main() -> None:
         one_is_empty(rank, world, empty)
     all_without(world)
     sums_of_nothing(world)
+    explained()
     ficco.close()
     dist.destroy_process_group()
     print("right")

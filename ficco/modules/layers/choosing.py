@@ -51,11 +51,11 @@ def _lowered(op: str, schedule: Schedule, world: int) -> None:
 def problem_of(layer: Layer) -> Problem | None:
     """Return the problem of a layer's last call, as its function passes it to the selector.
 
-    None: there was no call, or no operator supports its dtype.
+    None: there was no call, it had no rows, or no operator supports its dtype.
     """
     seen, world = layer.seen, layer.ranks.world
     dtype = PROBLEM_NAME_OF.get(seen.dtype) if seen else None
-    if seen is None or dtype is None:
+    if seen is None or dtype is None or not seen.whole * seen.inner:
         return None
     rows = tuple(size * seen.inner for size in chunk_sizes(seen.whole, world))
     if seen.operator == "all_gather_matmul":

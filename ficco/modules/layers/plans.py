@@ -80,10 +80,26 @@ class Plan:
         if not isinstance(module, torch.nn.Linear):
             if self.given:
                 raise InputError(
-                    f"plan[{pattern!r}] names {name}, a {type(module).__name__}; name linear layers"
+                    f"plan[{pattern!r}] names {name or 'the model itself'}, a "
+                    f"{type(module).__name__}; name linear layers"
                 )
             return Left(name, words, f"{type(module).__name__} is not a linear layer")
         return self._linear(name, module, style, words, group)
+
+    def must_overlap(self, name: str, module: Module) -> bool:
+        """Return whether nothing but ficco would exchange the data of a module.
+
+        That holds for local shards that the user's plan names; DTensors and their hooks communicate
+        by themselves.
+        """
+        if not self.given or not isinstance(module, torch.nn.Linear):
+            return False
+        shards = not isinstance(module.weight, DTensor)
+        return (
+            shards
+            and matching(name, self.styles) is not None
+            and not any(_of_style(hook) for hook in _hooks(module))
+        )
 
     def _linear(
         self, name: str, module: torch.nn.Linear, style: str, words: str, group: Any
