@@ -193,6 +193,12 @@ def check(plan: Plan, whole: bool = True) -> None:
     Verification(plan, tuple(found)).check()
 
 
+def _checked(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path={shown(path)}: the path of a file is needed")
+    return Path(path)
+
+
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan from a JSON file; `verify` proves it.
 
@@ -206,7 +212,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         The plan of all ranks, not proved.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or `path` is not a path.
         PlanError: it is not JSON, or not a plan; the message names the place.
 
     Example:
@@ -214,8 +220,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         Traceback (most recent call last):
         ficco.errors.InputError: plan 'missing.json' cannot be read: No such file or directory
     """
+    file = _checked(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"plan {str(path)!r} cannot be read: {error.strerror}") from None
     except ValueError:  # not UTF-8, or a path with a null byte
@@ -242,8 +249,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(plan, Plan):
         raise InputError(f"plan={shown(plan)}: a ficco.Plan is needed")
+    file = _checked(path)
     try:
-        Path(path).write_text(plan_json.dumps(plan), encoding="utf-8")
+        file.write_text(plan_json.dumps(plan), encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"plan {str(path)!r} cannot be written: {reason}") from None

@@ -84,6 +84,9 @@ class TestFunctions:
                 ficco.load_plan(path)
         with pytest.raises(ficco.InputError, match="cannot be written"):
             ficco.save_plan(plan, tmp_path / "no" / "plan.json")
+        for use in (lambda: ficco.load_plan(3), lambda: ficco.save_plan(plan, None)):
+            with pytest.raises(ficco.InputError, match="the path of a file is needed"):
+                use()
         file.write_text("{}")
         with pytest.raises(ficco.PlanError, match="'version' is missing"):
             ficco.load_plan(file)

@@ -158,8 +158,9 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.overlap(net, plan={"norm": "colwise"}), "name linear layers")
     refused(lambda: ficco.overlap(net, plan={"output": "colwize"}), "did you mean 'colwise'")
     for part, words in (
-        (Own(6, 4), "Own has its own forward. Nothing else sums"), (nn.Linear(6, 4).double(), "float64"),
-    ):  # fmt: skip
+        (Own(6, 4), "Own has its own forward. Nothing else sums"),
+        (nn.Linear(6, 4).double(), "float64"),
+    ):
         refused(lambda: ficco.overlap(nn.Sequential(part), plan={"0": "rowwise"}), words)  # noqa: B023
     left_out = {"plan": {"0": "rowwise", "1": "rowwise"}, "schedule": {"1": None}}
     pair = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6))
