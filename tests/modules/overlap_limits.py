@@ -157,14 +157,10 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.overlap(net, plan={"layer.*": "colwise"}), "no module is named")
     refused(lambda: ficco.overlap(net, plan={"norm": "colwise"}), "name linear layers")
     refused(lambda: ficco.overlap(net, plan={"output": "colwize"}), "did you mean 'colwise'")
-    for part, words in (
-        (Own(6, 4), "Own has its own forward. Nothing else sums"),
-        (nn.Linear(6, 4).double(), "float64"),
-    ):
-        refused(lambda: ficco.overlap(nn.Sequential(part), plan={"0": "rowwise"}), words)  # noqa: B023
-    left_out = {"plan": {"0": "rowwise", "1": "rowwise"}, "schedule": {"1": None}}
-    pair = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6))
-    refused(lambda: ficco.overlap(pair, **left_out), "would be left unchanged: schedule= says so")
+    plan, double = {"0": "rowwise"}, nn.Linear(6, 4).double()
+    for part, option in ((Own(6, 4), "auto"), (double, "auto"), (nn.Linear(6, 4), {"0": None})):
+        call = functools.partial(ficco.overlap, nn.Sequential(part), plan=plan, schedule=option)
+        refused(call, "Nothing else sums its results")
     refused(lambda: ficco.overlap("net"), "str found")  # type: ignore[arg-type]
     refused(lambda: ficco.overlap(model()), "no tensor-parallel layer to overlap")
     refused(lambda: ficco.explain(3), "pass a torch.nn.Module")
