@@ -25,7 +25,7 @@ import stalls  # noqa: E402
 # Two files that are there anyway, which the processes of a run lock.
 _ROOM, _DOOR = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
 
-_SHOWN = 4000  # characters of why a test failed at first
+_SHOWN = 4000  # characters of a failure
 
 # No test measures the machine by surprise: what auto chooses would depend on it.
 os.environ["FICCO_MEASURE"] = "0"
@@ -122,7 +122,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show why tests failed that were run again; pytest shows last runs alone."""
+    """Show the first failure of each test that was run again; pytest shows only the last run."""
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"first run of {report.nodeid}")
         terminalreporter.write_line(report.longreprtext[-_SHOWN:])

@@ -120,8 +120,8 @@ def _load_drivers(folders: Sequence[str]) -> None:
             ctypes.CDLL(str(found))
 
 
-def _read_what_most_need(kind: str) -> None:
-    """Read what ficco keeps once it is read: shipped profiles, the pack's description."""
+def _fill_caches(kind: str) -> None:
+    """Read files that most programs need and that ficco caches: shipped profiles, the pack."""
     if kind == "numpy":
         from ficco.selector import profiles
 
@@ -175,7 +175,7 @@ class _Server:
         if not self._imported:
             for module in KINDS[self._kind]:
                 importlib.import_module(module)
-            _read_what_most_need(self._kind)
+            _fill_caches(self._kind)
             self._imported = True
             collect_seldom()
 

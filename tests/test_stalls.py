@@ -22,7 +22,7 @@ def test_a_stall_belongs_to_the_test_that_ran(monkeypatch) -> None:
         os.kill(watch.pid, signal.SIGCONT)
         noted, deadline = Path(os.environ["FICCO_TEST_STALLS"]), time.monotonic() + 30
         while not noted.read_text() and time.monotonic() < deadline:
-            time.sleep(0.01)  # beside other tests the process may go on late
+            time.sleep(0.01)  # a busy machine may resume the process late
         assert stalls.happened()
         stalls.begin()
         begun = time.monotonic()

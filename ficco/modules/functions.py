@@ -5,8 +5,7 @@
 Every function is a collective call: all ranks of the group make it, with equal operator, rows, k or
 n, dtype, splits and schedule. Tensors are either on the CPU, where a call has finished when it
 returns, or all on this rank's GPU, where it is enqueued on the current stream. Inputs are 2-D or
-3-D (2-D for the two all-to-all functions), the first dimension is split over ranks, and strides may
-be any.
+3-D (2-D for the two all-to-all functions), with any strides. Ranks split the first dimension.
 
 Gradients are overlapped too, with the schedule and grain of the call, if an operator fits. A
 backward is as collective as its forward: inputs need a gradient on all ranks or on none, and all

@@ -102,9 +102,9 @@ def overlap(
             such as {"layers.*.q_proj": "colwise"}, for layers whose weights are already shards and
             whose input is whole on every rank.
         schedule: a Schedule, its name, or "auto" for the fastest predicted one of each layer; or a
-            mapping of patterns of names to those. None in the mapping leaves a layer unchanged,
-            except one of `plan`, which nothing else would sum; a layer that no pattern matches
-            uses "auto".
+            mapping of patterns of names to those. None in the mapping leaves a layer unchanged; it
+            is refused for layers of `plan`, because nothing else would sum their results. A layer
+            that no pattern matches uses "auto".
         strict: refuse a model if some tensor-parallel linear layer cannot be overlapped.
         share: let layers of one parent that read the same tensor (q, k, v; gate, up) share one
             gather. False: for a model that writes the tensor between them in a way that PyTorch
@@ -290,7 +290,7 @@ def _gathering_parent(name: str, gathers: Mapping[str, Any]) -> str | None:
 
 
 def _check_plan(named: Mapping[str, Module], left: Sequence[Left], plan: Plan) -> None:
-    """Refuse to leave a layer unchanged whose data nothing but ficco would exchange.
+    """Refuse to leave a layer unchanged if only ficco would exchange its data.
 
     Raises:
         InputError: the user's plan names such a layer.
@@ -299,9 +299,9 @@ def _check_plan(named: Mapping[str, Module], left: Sequence[Left], plan: Plan) -
         if plan.must_overlap(entry.name, named[entry.name]):
             raise InputError(
                 f"plan: {entry.name} ({entry.style}) would be left unchanged: {entry.why}. Nothing "
-                "else sums its results or gradients over the ranks. Remove it from plan= and call "
-                "torch.distributed there, or make it a plain torch.nn.Linear of float32, float16 "
-                "or bfloat16; schedule 'serial' runs torch.distributed and needs no windows"
+                "else sums its results or gradients over the ranks. Remove it from plan= and sum "
+                "them yourself, or correct the reason. If the reason is schedule=, name 'serial' "
+                "there: it runs torch.distributed, without windows"
             )
 
 

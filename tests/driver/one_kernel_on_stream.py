@@ -154,7 +154,7 @@ class OneKernelCall(WholeCall):
         """Store values in a box, as bits of its kind, none of them vacant.
 
         Each element is stored once. An assignment to a slice may use memmove, which stores some
-        elements twice: the peer may take the box in between and would then find it full again.
+        elements twice. A peer that empties the box between the two stores finds values in it again.
         """
         bits = values.astype(box.dtype).view(self._bits)
         bits[bits == self._vacant] = 1 << 31 if bits.itemsize == 4 else 0

@@ -21,7 +21,7 @@ from ficco.lowering import recv_copies
 __all__ = ["Graphs", "random_calls"]
 
 Tensor = torch.Tensor
-_EVERYWHERE = ("gated_1d", "gated_1d", "shard_p2p", "serial", "auto")
+_EVERYWHERE = ("gated_1d", "gated_1d", "shard_p2p", "serial", "auto")  # for every operator
 SCHEDULES = {
     "gather": (*_EVERYWHERE, "gather_sm", "hetero_unfused_1d", "uniform_fused_2d"),
     "scatter": (*_EVERYWHERE, "gated_sums_1d", "hetero_fused_1d", "ring_1d"),

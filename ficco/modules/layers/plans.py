@@ -87,16 +87,15 @@ class Plan:
         return self._linear(name, module, style, words, group)
 
     def must_overlap(self, name: str, module: Module) -> bool:
-        """Return whether nothing but ficco would exchange the data of a module.
+        """Return whether only ficco would exchange the data of a module.
 
-        That holds for local shards that the user's plan names; DTensors and their hooks communicate
-        by themselves.
+        True for local shards that the user's plan names. DTensors, and hooks that make them,
+        communicate without ficco.
         """
-        if not self.given or not isinstance(module, torch.nn.Linear):
-            return False
-        shards = not isinstance(module.weight, DTensor)
         return (
-            shards
+            self.given
+            and isinstance(module, torch.nn.Linear)
+            and not isinstance(module.weight, DTensor)
             and matching(name, self.styles) is not None
             and not any(_of_style(hook) for hook in _hooks(module))
         )
