@@ -281,7 +281,8 @@ class Program:
         """Hand the rows of a segment to their lanes and run those of lane -1.
 
         Segments must be submitted in increasing order. Returns False if the group has failed; rows
-        may then have been skipped. It releases the GIL.
+        may then have been skipped. It releases the GIL. On the main thread it runs the handlers of
+        signals while it waits; an exception of a handler fails the group and is raised.
         """
 
     def mark(self, step: int) -> None:
@@ -295,7 +296,8 @@ class Program:
     def finish(self) -> bool:
         """End the call: wait for all submitted rows. Returns False if the group has failed.
 
-        It releases the GIL.
+        It releases the GIL, and runs the handlers of signals as `submit` does. The call has ended
+        also when an exception of a handler is raised.
         """
 
     def times(self) -> npt.NDArray[np.int64]:

@@ -7,7 +7,6 @@ not check the user's arguments; `node` does.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from ficco.plan import Plan, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
+from ficco.runtime.call_lock import CallLock
 from ficco.runtime.failures import error_of
 from ficco.runtime.rank_threads import RankJob, RankThreads
 from ficco.schedule import Schedule
@@ -69,7 +69,7 @@ class LocalRuntime:
         self._bound: BoundPrograms[_Bound] = BoundPrograms()
         self._last: list[host.BoundProgram] = []
         self._last_plan: tuple[Plan, list[host.BoundProgram]] | None = None  # of `execute_plan`
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._calls = 0
         self._closed = False
         self._process = os.getpid()
@@ -116,7 +116,7 @@ class LocalRuntime:
             lowered = lower(problem, schedule) if plan is None else plan
             return _Bound(self._bind(lowered), lowered.digest)
 
-        with self._lock:
+        with self._lock():
             bound = self._bound.get(problem, schedule, bind)
             self._run(bound.ranks, bound.digest, arrays)
 
@@ -128,7 +128,7 @@ class LocalRuntime:
         Raises: as `execute`.
         """
         self._check_process()
-        with self._lock:
+        with self._lock():
             if self._last_plan is None or self._last_plan[0] is not plan:
                 self._last_plan = (plan, self._bind(plan))
             self._run(self._last_plan[1], plan.digest, arrays)
@@ -217,14 +217,14 @@ class LocalRuntime:
     def reset(self) -> None:
         """Set all signals to their initial state, after a failure."""
         self._check_process()
-        with self._lock:
+        with self._lock():
             self._group.reset()
 
     def close(self) -> None:
         """End all threads. Calls after this raise EngineError."""
         if os.getpid() != self._process:
             return  # the threads belong to the parent process
-        with self._lock:
+        with self._lock():
             self._closed = True
             self._threads.end(wait=True)
             self._bound.clear()

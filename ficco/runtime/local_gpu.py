@@ -7,7 +7,6 @@ rank's part proceeds only when the others' parts are submitted too.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -27,6 +26,7 @@ from ficco.passes import compile_plan
 from ficco.plan import Plan, WindowBytes, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms, check_machine, timeline_of
+from ficco.runtime.call_lock import CallLock
 from ficco.runtime.failures import error_of
 from ficco.runtime.node_compute import NodeCompute
 from ficco.runtime.rank_threads import RankJob, RankThreads
@@ -113,7 +113,7 @@ class GpuLocalRuntime:
         self.traced = False
         self._compute = compute
         self._peers = peers(range(world))
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._bound: BoundPrograms[_Bound] = BoundPrograms()
         self._recent: deque[_Bound] = deque(maxlen=BOUND_PROGRAMS)
         self._last_plan: tuple[Plan, _Bound] | None = None  # of `execute_plan`
@@ -151,7 +151,7 @@ class GpuLocalRuntime:
 
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
-        with self._lock:
+        with self._lock():
             for place in [*self._kept_for_graphs, self._place]:
                 place.group.timeout_s = value
             self._bound.clear()  # launches of their kernels hold the timeout
@@ -196,7 +196,7 @@ class GpuLocalRuntime:
                 "which the ranks of one process do not have; use transport='dma', the nearest that "
                 "works"
             )
-        with self._lock:
+        with self._lock():
             self.check()
             streams = [self._compute.current(rank) for rank in range(self.world)]
             bound = self._bound.get(
@@ -210,7 +210,7 @@ class GpuLocalRuntime:
 
         The last plan stays bound, until windows grow or are reset. Raises as `execute`.
         """
-        with self._lock:
+        with self._lock():
             self.check()
             streams = [self._compute.current(rank) for rank in range(self.world)]
             if self._last_plan is None or self._last_plan[0] is not plan:
@@ -318,7 +318,7 @@ class GpuLocalRuntime:
 
     def timeline(self) -> Timeline:
         """Return the timeline of the last call, if it was traced; waits until the call ends."""
-        with self._lock:
+        with self._lock():
             last = self._recent[-1].ranks if self._recent else []
             return timeline_of([span for entry in last for span in entry.spans()], self.machine)
 
@@ -330,7 +330,7 @@ class GpuLocalRuntime:
                 and the runtime needs `reset`.
             EngineError: the runtime is closed, or has failed in another way.
         """
-        with self._lock:
+        with self._lock():
             self._check_open()
             self._wait_idle()
             for device in self._place.devices:
@@ -347,7 +347,7 @@ class GpuLocalRuntime:
         Raises:
             EngineError: a device does not become idle, or has failed permanently.
         """
-        with self._lock:
+        with self._lock():
             self._check_open()
             self._wait_idle()
             old = self._place
@@ -357,7 +357,7 @@ class GpuLocalRuntime:
 
     def close(self) -> None:
         """Wait for the devices, free the windows, end all threads. Later calls raise an error."""
-        with self._lock:
+        with self._lock():
             if self._closed:
                 return
             self._closed = True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from ficco.problem import Problem
 from ficco.runtime import forks
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
+from ficco.runtime.call_lock import CallLock
 from ficco.runtime.call_words import call_in_words, known_calls_in_words
 from ficco.runtime.failures import (
     ALIKE,
@@ -112,7 +112,7 @@ class ProcessRuntime:
         self.rank, self.world, self.machine = members.rank, members.world, machine
         self._compute, self._timeout_s = compute, timeout_s
         self.most_window_bytes = most_window_bytes
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._bound: BoundPrograms[Call] = BoundPrograms()
         self._calls = 0
         self._last: Call | None = None
@@ -189,7 +189,7 @@ class ProcessRuntime:
             raise InputError(
                 f"the problem is for {problem.world} ranks, the group has {self.world}"
             )
-        with self._lock:
+        with self._lock():
             self._check_alive()
             call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule, plan))
             self._run(call, arrays)
@@ -199,7 +199,7 @@ class ProcessRuntime:
 
         A collective call: all ranks run the same plan. Raises as `execute`.
         """
-        with self._lock:
+        with self._lock():
             self._check_alive()
             entry = plan.ranks[self.rank]
             self._run(self._bind_plan(plan.problem, plan.schedule, entry, plan.digest), arrays)
@@ -287,14 +287,14 @@ class ProcessRuntime:
             TimeoutExceeded: a rank did not arrive within `timeout_s`.
             EngineError: a rank has left, or the runtime is closed.
         """
-        with self._lock:
+        with self._lock():
             self._group.refuse(self.rank, "it called reset()")
             self._meet("reset the group", self._sizes)
 
     def leave_to_parent(self) -> None:
         """Refuse all calls in this child of the process that opened the group."""
         self._of_parent = True
-        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self._lock = CallLock()  # another thread of the parent may have held it
         INHERITED.extend([*self._groups, self._last, self._bound])
         self._groups.clear()
         self._bound, self._last = BoundPrograms(), None
@@ -302,7 +302,7 @@ class ProcessRuntime:
 
     def close(self) -> None:
         """Free this rank's threads, windows and sockets. Later calls raise EngineError."""
-        with self._lock:
+        with self._lock():
             self._bound.clear()
             self._last = None
             self._end()

@@ -216,7 +216,7 @@ class GpuProcessRuntime(ProcessRuntime):
 
         The caller holds it weakly. None: Python must enqueue a part of the call.
         """
-        with self._lock:
+        with self._lock():
             call = self._bound.find(problem, schedule)
             prepared = None if call is None else call.bound.prepared_call(arrays)
             if call is not None and prepared is not None:
@@ -254,7 +254,7 @@ class GpuProcessRuntime(ProcessRuntime):
 
         Raises: as `execute`, and what an allocation raises.
         """
-        with self._lock:
+        with self._lock():
             places, call = self._places, prepared.call()
             # As `uses`, without the host time of a call.
             if not places or prepared.window is not places[-1].window:
@@ -291,7 +291,7 @@ class GpuProcessRuntime(ProcessRuntime):
         A library loads a kernel, and opens its handle, at the first launch. So the library's calls
         run, on this rank's data. Arguments and errors are those of `execute`.
         """
-        with self._lock:
+        with self._lock():
             self._check_alive()
             try:
                 call = self._bound.get(problem, schedule, lambda: self._bind(problem, schedule))
@@ -470,6 +470,6 @@ class GpuProcessRuntime(ProcessRuntime):
                 place.device.forget(place.window)
         finally:
             super().close()
-        with self._lock:
+        with self._lock():
             self._places.clear()
             self._ranks.clear()

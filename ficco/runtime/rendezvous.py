@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.runtime.bootstrap import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
+from ficco.runtime.call_lock import CallLock
 
 __all__ = ["Agenda", "Facts", "Rendezvous"]
 
@@ -100,6 +101,7 @@ class Rendezvous:
             connections = connected(members, facts, timeout_s)
         self._peers, self.pids, self.turn = connections
         self._turn = 0  # number of rendezvous
+        self._lock = CallLock()
 
     # ---- rendezvous
 
@@ -116,15 +118,16 @@ class Rendezvous:
             return _joined(agenda, *agenda.make([agenda.facts]))
         if not self._peers:
             raise EngineError("this runtime is closed; make a new one on every rank")
-        self._turn += 1
-        try:
-            if self._departure:
-                raise _Ended(**self._departure)
-            if self.rank == LEADER:
-                return self._lead(agenda, timeout_s)
-            return self._follow(agenda, timeout_s)
-        except _Ended as ended:
-            raise _unpacked_error(ended.verdict) from None
+        with self._lock():
+            self._turn += 1
+            try:
+                if self._departure:
+                    raise _Ended(**self._departure)
+                if self.rank == LEADER:
+                    return self._lead(agenda, timeout_s)
+                return self._follow(agenda, timeout_s)
+            except _Ended as ended:
+                raise _unpacked_error(ended.verdict) from None
 
     def gather(
         self,

@@ -7,6 +7,7 @@
 
 #include "check.hpp"
 #include "ficco/clock.hpp"
+#include "ficco/interrupt.hpp"
 #include "rows.hpp"
 
 using namespace ficco;
@@ -20,6 +21,22 @@ std::ptrdiff_t threads() {
 }
 
 }  // namespace
+
+TEST(a_question_interrupts_waits_of_the_caller_and_of_lanes) {
+    for (const int lane : {-1, 0}) {
+        const auto group = std::make_shared<Group>(2, 60.0, nullptr);
+        const auto program = bound(group, 0, Rows().on(0, lane).wait(0, data_word(1, 0)), {});
+        const std::int64_t start = now_ns();
+        {
+            const InterruptScope scope([]() noexcept { return true; });
+            CHECK(!call(*program, 1));
+        }
+        CHECK_LE(now_ns() - start, kSoonNs);
+        CHECK(group->failure()->kind == Failure::Kind::stopped);
+        CHECK_EQ(group->failure()->rank, 0);
+        CHECK(!InterruptScope::interrupted());
+    }
+}
 
 TEST(timeout_fails_all_ranks_and_reset_heals) {
     const auto group = std::make_shared<Group>(2, 0.05, nullptr);

@@ -12,6 +12,7 @@ import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -35,6 +36,7 @@ from ficco.schedule import Schedule
 HOST = Machine.named("host")
 runtimes: dict[str, ProcessRuntime] = {}
 groups: dict[str, Any] = {}
+noted: list[str] = []  # by the handler of a signal
 
 
 def join_world(store: str, rank: int, world: int, members: list[list[int]]) -> None:
@@ -97,17 +99,24 @@ def call(
 
 
 def function(
-    name: str, columns: int = 5, inner: int = 3, fill_nan: bool = False, times: int = 1
+    name: str,
+    columns: int = 5,
+    inner: int = 3,
+    fill_nan: bool = False,
+    times: int = 1,
+    schedule: str = "auto",
 ) -> bool:
     """Call all_gather_matmul of whole numbers; return whether all results were right."""
     group = groups[name]
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    xs = [torch.arange(4.0 * inner).reshape(4, inner) + 7 * r for r in range(world)]
-    w = torch.arange(float(inner * columns)).reshape(inner, columns)
+    xs = [torch.arange(4.0 * inner).reshape(4, inner) % 31 + 7 * r for r in range(world)]
+    w = torch.arange(float(inner * columns)).reshape(inner, columns) % 29
     given = w.double() if fill_nan else w
     wanted = torch.cat(xs) @ w
     return all(
-        torch.equal(ficco.all_gather_matmul(xs[rank], given, group=group), wanted)
+        torch.equal(
+            ficco.all_gather_matmul(xs[rank], given, group=group, schedule=schedule), wanted
+        )
         for _ in range(times)
     )
 
@@ -142,6 +151,20 @@ def function_in_a_child(name: str, measured: bool = False) -> str:
         said = answer.read()
     os.waitpid(pid, 0)
     return said
+
+
+def handle(name: str) -> None:
+    """Handle Ctrl-C as Python does, and SIGUSR1 by a call, whose error is noted."""
+
+    def calls(*_: Any) -> None:
+        try:
+            function(name)
+        except ficco.FiccoError as error:
+            noted.append(f"{type(error).__name__}: {error}")
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGUSR1, calls)
+    noted.clear()
 
 
 def leave_a_child() -> int:
@@ -217,6 +240,8 @@ COMMANDS = {
     "prepare": lambda name, timeout_s: ficco.prepare(groups[name], timeout_s=timeout_s),
     "reset_functions": lambda name: ficco.reset(groups[name]),
     "close_functions": lambda name: ficco.close(groups[name]),
+    "handle": handle,
+    "noted": lambda: noted,
     "leave_a_child": leave_a_child,
     "leave": leave,
     "state": state,
@@ -262,7 +287,7 @@ def main() -> None:
         reply: dict[str, Any] = {}
         try:
             reply["value"] = COMMANDS[asked.pop("do")](*asked.pop("args", ()), **asked)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             reply["error"] = type(error).__name__
             reply["text"] = str(error)
             reply["rank"] = getattr(error, "rank", None)

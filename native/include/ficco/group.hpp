@@ -69,7 +69,7 @@ class Group {
 
     // Waits with acquire order until `word` is `value`. Returns false if the group has failed, for
     // example because this wait has exceeded timeout_s, or a second if a rank has died or the
-    // raiser of the word has left.
+    // raiser of the word has left, or because the thread was interrupted.
     bool await(const Word& word, std::uint32_t value, const Waiter& waiter) noexcept;
 
     // Only the first failure is stored. All waits check `failed` at least every few ms.

@@ -23,6 +23,7 @@
 #include "ficco/clock.hpp"
 #include "ficco/fabric.hpp"
 #include "ficco/group.hpp"
+#include "ficco/interrupt.hpp"
 #include "ficco/limits.hpp"
 #include "ficco/program.hpp"
 #include "ficco/shared.hpp"
@@ -60,6 +61,26 @@ StateTuple state_tuple(const Group& group, int rank) {
     constexpr std::string_view names[] = {"absent", "here", "closed", "died"};
     const ficco::RankState state = group.state(rank);
     return {names[static_cast<int>(state.presence)], state.age_s, state.calls, state.digest};
+}
+
+// Runs the handlers of signals that Python has got. Returns whether one has raised an exception.
+bool handler_raised() noexcept {
+    const nb::gil_scoped_acquire acquire;
+    return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+}
+
+// Work without the GIL, whose waits end when the handler of a signal raises an exception, which is
+// then raised here.
+template <class Work>
+bool interruptible(const Work& work) {
+    bool done = false;
+    {
+        const nb::gil_scoped_release release;
+        const ficco::InterruptScope scope(&handler_raised);
+        done = work();
+    }
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return done;
 }
 
 Times times_of(const Program& program) {
@@ -163,9 +184,15 @@ void bind_program(nb::module_& module) {
                 start(program, copy, digest, addresses, pitches);
             },
             "copy"_a, "digest"_a, "addresses"_a, "pitches"_a)
-        .def("submit", &Program::submit, "segment"_a, WithoutGil())
+        .def(
+            "submit",
+            [](Program& program, int segment) {
+                return interruptible([&] { return program.submit(segment); });
+            },
+            "segment"_a)
         .def("mark", &Program::mark, "step"_a)
-        .def("finish", &Program::finish, WithoutGil())
+        .def("finish",
+             [](Program& program) { return interruptible([&] { return program.finish(); }); })
         .def("times", &times_of);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ficco/clock.hpp"
+#include "ficco/interrupt.hpp"
 
 namespace ficco {
 
@@ -213,6 +214,7 @@ bool Group::await(const Word& word, std::uint32_t value, const Waiter& waiter) n
         }
         const double look_again = std::min(left * 1e9, static_cast<double>(kLookAgainNs));
         futex_wait(word, seen, now + static_cast<std::int64_t>(look_again) + 1);
+        if (InterruptScope::interrupted()) fail(waiter.rank);
     }
 }
 

@@ -2,13 +2,21 @@
 #include "ficco/program.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
 #include "ficco/clock.hpp"
 #include "ficco/copy.hpp"
+#include "ficco/interrupt.hpp"
 
 namespace ficco {
+
+namespace {
+
+constexpr std::chrono::nanoseconds kLookAgain{kLookAgainNs};
+
+}  // namespace
 
 Program::~Program() {
     if (!running()) return;
@@ -111,7 +119,11 @@ bool Program::finish() {
 
 void Program::wait_for_lanes() noexcept {
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return handed_over_ == 0; });
+    while (!ended_.wait_for(lock, kLookAgain, [this] { return handed_over_ == 0; })) {
+        lock.unlock();
+        if (InterruptScope::interrupted()) group_->fail(rank_);  // so that the lanes end soon
+        lock.lock();
+    }
 }
 
 void Program::times(std::span<StepTimes> times) const noexcept {

@@ -1,0 +1,45 @@
+"""The lock that a runtime holds during a call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from ficco.errors import EngineError
+
+__all__ = ["CallLock"]
+
+
+class CallLock:
+    """A lock of calls: other threads wait for it; the thread that holds it gets an error.
+
+    The handler of a signal runs on the main thread, in the middle of its call. A call that it makes
+    would wait for that call, which goes on only after the handler.
+
+    Example:
+        >>> lock = CallLock()
+        >>> with lock():
+        ...     pass
+    """
+
+    __slots__ = ("_is_owned", "_lock")
+
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        self._lock = lock
+        # As threading.Condition asks a lock.
+        self._is_owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+
+    def __call__(self) -> AbstractContextManager[bool]:
+        """Return the lock, which `with` takes and frees as one step, also if Ctrl-C comes.
+
+        Raises EngineError: this thread holds it.
+        """
+        if self._is_owned():
+            raise EngineError(
+                "a call of ficco began inside another call of the same thread, as the handler of a "
+                "signal can begin one; set a flag in the handler, and make the call after the "
+                "other one has ended"
+            )
+        return self._lock

@@ -1,0 +1,60 @@
+"""Signals that reach a rank in a call: Ctrl-C ends the call at once, other handlers run in it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from ranks import Rank, Ranks
+
+NAME = "0-1"
+LONG_S = 40.0  # a timeout that nobody waits for
+SOON_S = 15.0  # a second or so, on a machine that does much else
+
+
+@pytest.fixture
+def two(four: Ranks) -> Iterator[Ranks]:
+    """A group of two ranks that is open, with a timeout that nobody waits for."""
+    four.good(range(2), "prepare", NAME, LONG_S)
+    four.good(range(2), "handle", NAME)
+    assert all(four.good(range(2), "function", NAME, schedule="shard_p2p").values())
+    yield four
+    four.good(range(2), "close_functions", NAME)
+
+
+def call(rank: Rank, grown: bool) -> None:
+    rank.send("function", NAME, inner=3 if grown else 4000, schedule="shard_p2p")
+
+
+def wait_in_a_call(ranks: Ranks, grown: bool) -> None:
+    """Let rank 0 wait for rank 1: in the call, or before it, in the rendezvous for windows."""
+    call(ranks.all[0], grown)
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_ctrl_c_ends_a_call_that_waits(two: Ranks, grown: bool) -> None:
+    wait_in_a_call(two, grown)
+    begin = time.monotonic()
+    two.all[0].signal(signal.SIGINT)
+    answer = two.all[0].receive(LONG_S)
+    assert answer.get("error") == "KeyboardInterrupt", answer
+    assert time.monotonic() - begin < SOON_S
+    two.good(range(2), "reset_functions", NAME)
+    assert all(two.good(range(2), "function", NAME, schedule="shard_p2p", times=3).values())
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_a_call_by_the_handler_of_a_signal_is_refused(two: Ranks, grown: bool) -> None:
+    """The call that it came into goes on, and is right."""
+    wait_in_a_call(two, grown)
+    two.all[0].signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    call(two.all[1], grown)
+    assert [two.all[rank].receive(LONG_S).get("value") for rank in range(2)] == [True, True]
+    ((said,), nothing) = two.good(range(2), "noted").values()
+    assert said.startswith("EngineError: a call of ficco began inside another call"), said
+    assert nothing == []
+    assert all(two.good(range(2), "function", NAME, schedule="shard_p2p", times=3).values())
