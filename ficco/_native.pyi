@@ -164,8 +164,15 @@ class Group:
             reason: text, stored up to about 600 bytes.
         """
 
-    def refusal(self, rank: int) -> str:
-        """Return a rank's reason for refusing its next call: the first, or an earlier reason."""
+    def refusal(self, rank: int, peer: int) -> str:
+        """Return why a peer refuses the call of `rank`; an older reason or "" if it does not.
+
+        If both have refused the call before, it is the first refusal that only the peer has made.
+        The last four reasons are kept.
+        """
+
+    def last_refusal(self, rank: int) -> str:
+        """Return a rank's last reason for refusing a call, or an empty string."""
 
     def refuses_next(self, rank: int, peer: int) -> bool:
         """Return whether a peer has refused the next call of `rank` more often than `rank` has."""

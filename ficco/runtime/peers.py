@@ -47,7 +47,7 @@ def refusal_of_a_peer(group: shared_memory.Group, own: int, remedy: str) -> Engi
     """Return the error of the next call of rank `own`, if a peer has refused to make it."""
     for rank in range(group.world):
         if rank != own and group.refuses_next(own, rank):
-            refusal = refused_in_words(rank, group.refusal(rank))
+            refusal = refused_in_words(rank, group.refusal(own, rank))
             return EngineError(f"{refusal} Call {remedy} to go on.")
     return None
 
@@ -110,7 +110,7 @@ def overtaken_by_a_peer(
         return None
     group.refuse(own, call)
     deadline = time.monotonic() + _WORDS_WITHIN_S
-    while not (words := group.refusal(rank)).startswith(f"Rank {rank} runs"):
+    while not (words := group.last_refusal(rank)).startswith(f"Rank {rank} runs"):
         if time.monotonic() > deadline:
             begun = shared_memory.state_of(group, rank).calls
             words = f"Rank {rank} has begun call number {begun} of the group."

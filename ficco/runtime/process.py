@@ -412,7 +412,7 @@ class ProcessRuntime:
             return EngineError(self._rendezvous_error)
         refusal = ""
         if failure[4] == "refused":
-            refusal = self._group.refusal(failure[0])
+            refusal = self._group.refusal(failure[2], failure[0])
             if self._begun(failure):  # tell the rank that refused it, which call this is
                 self._group.refuse(self.rank, self._own_call_note())
         return error_of(

@@ -297,8 +297,12 @@ TEST(a_call_that_one_rank_refuses_fails_the_group_with_its_reason) {
     CHECK(is_well_for(800));  // nobody has begun what it refused
     for (const int rank : {0, 1, 2}) begin(rank);
     CHECK(is_well_for(800));  // and it has made it after all
+    for (int rank = 0; rank < 3; ++rank) {
+        for (int turn = 0; turn < 5; ++turn) refuse(rank, "x is sparse");
+    }
     const std::string longest(2000, 'n');
     refuse(1, longest);
+    refuse(1, "w is None");
     for (int call = 0; call < 3; ++call) begin(2);  // as a GPU's host, which runs ahead
     wait_until([&] { return groups[0]->failed(); });
     const auto failure = *groups[0]->failure();
@@ -306,7 +310,9 @@ TEST(a_call_that_one_rank_refuses_fails_the_group_with_its_reason) {
     CHECK_EQ(failure.rank, 1);
     CHECK_EQ(failure.word_rank, 2);
     CHECK_EQ(failure.found, 3U);
-    CHECK(longest.starts_with(groups[0]->refusal(1)) && groups[0]->refusal(1).size() > 500);
+    const std::string reason = groups[0]->refusal(2, 1);
+    CHECK(longest.starts_with(reason) && reason.size() > 500);
+    CHECK_EQ(groups[0]->last_refusal(1), "w is None");
 }
 
 TEST(a_call_that_a_rank_had_not_begun_when_it_left_fails_the_group) {

@@ -108,6 +108,23 @@ def test_an_error_that_all_ranks_share_needs_no_reset(patient: Ranks) -> None:
         right(patient, 1)
 
 
+@pytest.mark.parametrize("shared", [1, 6])
+def test_an_error_of_one_rank_behind_those_that_all_ranks_share(
+    patient: Ranks, shared: int
+) -> None:
+    for _ in range(shared):
+        call(patient, range(3), fill_nan=True)
+        for rank in range(3):
+            refused(patient, rank)
+    call(patient, [0, 2])
+    call(patient, [1], schedule="fastest")
+    answer = patient.all[1].receive()
+    assert answer.get("error") == "ScheduleError" and "'fastest'" in answer["text"], answer
+    told(patient, [0, 2], f"{ABSENT}: ScheduleError: unknown schedule 'fastest'")
+    patient.good(range(3), "reset_functions", NAME)
+    right(patient)
+
+
 def test_an_error_that_keeps_nobody_waiting_is_told_to_nobody(patient: Ranks) -> None:
     for _ in range(2):
         call(patient, [1], fill_nan=True)

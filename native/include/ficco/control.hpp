@@ -61,7 +61,9 @@ class Control {
     // Records that the rank has raised an error in place of its next call. The group does not fail
     // if the rank makes that call after all, or if all ranks refuse it equally often.
     void refuse(int rank, std::string_view reason) noexcept;
-    std::string refusal(int rank) const;  // the first reason
+    // The reason why a peer refuses the call of this rank, if `refused`; else any, or none.
+    std::string refusal(int rank, int peer) const;
+    std::string last_refusal(int rank) const;
     // The failure of this rank's call, if a peer has refused it more often than this rank: a call
     // that this rank has begun, or, if `next`, the next call of both.
     std::optional<Failure> refused(int rank, int peer, bool next) const noexcept;
@@ -93,7 +95,8 @@ class Control {
 
   private:
     static constexpr std::uint32_t kRemembered =
-        256;  // calls that one rank may be ahead of another
+        256;                                      // calls that one rank may be ahead of another
+    static constexpr std::uint32_t kReasons = 4;  // of which the last are kept
     static constexpr std::size_t kReasonBytes = 600;
 
     struct alignas(64) Rank {
@@ -104,9 +107,14 @@ class Control {
         Word refused[kRemembered];  // refusals of each call before it was made
         Word refusals;              // of the next call
         std::atomic<bool> preparing;
-        RobustMutex alive;          // held from arrive() to depart()
-        char reason[kReasonBytes];  // of the first refusal
+        RobustMutex alive;                     // held from arrive() to depart()
+        char reasons[kReasons][kReasonBytes];  // of refusals, by their number
     };
+
+    const Word& refusals_before(const Rank& own, std::uint32_t call) const noexcept {
+        const bool begun = own.calls.load(std::memory_order_acquire) != call;
+        return begun ? own.refused[call % kRemembered] : own.refusals;
+    }
 
     std::uint64_t magic_;
     std::uint64_t world_;

@@ -98,7 +98,8 @@ class Group {
     bool someone_prepares() const noexcept { return control_->someone_prepares(); }
     // See `Control`; for a rank of this process.
     void refuse(int rank, std::string_view reason);
-    std::string refusal(int rank) const;
+    std::string refusal(int rank, int peer) const;
+    std::string last_refusal(int rank) const;
     bool refuses_next(int rank, int peer) const;
     // A call has been captured into a graph: the ranks' calls are no longer compared.
     void captured() noexcept { control_->captured(); }

@@ -13,7 +13,7 @@ namespace ficco {
 namespace {
 
 // Identifies the memory; it changes with the layout of shared memory.
-constexpr std::uint64_t kMagic = 0x33'6f63'6369'66;  // "ficco3"
+constexpr std::uint64_t kMagic = 0x34'6f63'6369'66;  // "ficco4"
 
 // Time limit of a wait for another rank's failure report, which takes less than a microsecond.
 constexpr int kTellTries = 200;
@@ -79,16 +79,28 @@ void Control::began(int rank, std::uint32_t digest) noexcept {
 void Control::refuse(int rank, std::string_view reason) noexcept {
     Rank& one = ranks_[rank];
     const std::uint32_t before = one.refusals.load(std::memory_order_relaxed);
-    if (before == 0) {
-        std::size_t bytes = std::min(reason.size(), kReasonBytes - 1);
-        while (bytes < reason.size() && (reason[bytes] & 0xC0) == 0x80) --bytes;  // UTF-8
-        std::memcpy(one.reason, reason.data(), bytes);
-        one.reason[bytes] = 0;
-    }
+    char* const text = one.reasons[before % kReasons];
+    std::size_t bytes = std::min(reason.size(), kReasonBytes - 1);
+    while (bytes < reason.size() && (reason[bytes] & 0xC0) == 0x80) --bytes;  // UTF-8
+    std::memcpy(text, reason.data(), bytes);
+    text[bytes] = 0;
     one.refusals.store(before + 1, std::memory_order_release);
 }
 
-std::string Control::refusal(int rank) const { return ranks_[rank].reason; }
+// Ranks that all refuse a call, equally often, agree. So the first refusal of the peer that this
+// rank lacks is the reason.
+std::string Control::refusal(int rank, int peer) const {
+    const Rank& other = ranks_[peer];
+    const std::uint32_t call = other.calls.load(std::memory_order_acquire);
+    const std::uint32_t mine = refusals_before(ranks_[rank], call).load(std::memory_order_acquire);
+    const std::uint32_t often = other.refusals.load(std::memory_order_acquire);
+    return often > mine + kReasons ? last_refusal(peer) : other.reasons[mine % kReasons];
+}
+
+std::string Control::last_refusal(int rank) const {
+    const Rank& one = ranks_[rank];
+    return one.reasons[(one.refusals.load(std::memory_order_acquire) - 1) % kReasons];
+}
 
 std::optional<Failure> Control::refused(int rank, int peer, bool next) const noexcept {
     const Rank& own = ranks_[rank];
@@ -98,8 +110,7 @@ std::optional<Failure> Control::refused(int rank, int peer, bool next) const noe
     const std::uint32_t often = other.refusals.load(std::memory_order_acquire);
     const std::uint32_t ahead = own.calls.load(std::memory_order_acquire) - number;
     if (next ? ahead != 0 : (ahead == 0 || ahead >= kRemembered)) return std::nullopt;
-    const Word& mine = next ? own.refusals : own.refused[number % kRemembered];
-    if (often <= mine.load(std::memory_order_acquire)) return std::nullopt;
+    if (often <= refusals_before(own, number).load(std::memory_order_acquire)) return std::nullopt;
     // The peer may have begun the call meanwhile, which clears its refusals.
     if (other.calls.load(std::memory_order_acquire) != number) return std::nullopt;
     return Failure{peer, -1, rank, -1, Failure::Kind::refused, 0.0, number, 0};

@@ -295,9 +295,15 @@ void Group::refuse(int rank, std::string_view reason) {
     if (!closed_) control_->refuse(rank, reason);
 }
 
-std::string Group::refusal(int rank) const {
+std::string Group::refusal(int rank, int peer) const {
     check_rank(rank);
-    return control_->refusal(rank);
+    check_rank(peer);
+    return control_->refusal(rank, peer);
+}
+
+std::string Group::last_refusal(int rank) const {
+    check_rank(rank);
+    return control_->last_refusal(rank);
 }
 
 bool Group::refuses_next(int rank, int peer) const {
