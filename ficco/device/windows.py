@@ -25,6 +25,7 @@ from ficco.modules.groups import gathered, process_group
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import MAX_WORLD
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of
+from ficco.runtime.members import rank_in
 from ficco.tables import VACANT
 
 __all__ = ["Window", "local_windows", "missing_in_words", "window"]
@@ -57,6 +58,12 @@ class _Spec(NamedTuple):
     @property
     def size(self) -> int:
         return self.data_bytes + self.signal_bytes + _rounded(4 * STATE_WORDS)
+
+    def __str__(self) -> str:
+        return (
+            f"shape={self.shape}, dtype={self.dtype}, signals={self.signals}, "
+            f"mailbox={self.mailbox}, timeout_s={self.timeout_s:g}"
+        )
 
 
 class Window:
@@ -297,12 +304,11 @@ def window(
         >>> window.close()
     """
     pg = process_group(group)
-    if dist.get_rank(pg) < 0:
-        raise InputError("group: this process is not one of its ranks")
+    rank = rank_in(pg)
     place = _device(device)
     spec = _agreed(pg, place, lambda: _spec(shape, dtype, signals, mailbox, timeout_s))
     memory = symmetric(spec.size, place, pg) if place.type == "cuda" else shared(spec.size, pg)
-    made = _window(spec, dist.get_rank(pg), memory, lambda: gathered(pg, place, None))
+    made = _window(spec, rank, memory, lambda: gathered(pg, place, None))
     made._meet()  # all windows are in their first state before a kernel writes to one
     return made
 

@@ -12,6 +12,7 @@ from ficco.modules import groups
 from ficco.modules.calling import check_dense, check_sized
 from ficco.operators import bag_functions
 from ficco.operators.bag_arrays import bag_modes
+from ficco.runtime.members import rank_in
 
 __all__ = [
     "SUMMED", "WITH_MODES", "empty_like_tables", "listed", "pooled_by", "with_gradient",
@@ -116,7 +117,9 @@ def _existing(device: torch.device | str) -> torch.device:
 
 def _device(group: Any) -> torch.device:
     """Return the device of a rank without tables: that of its open group, else of its backend."""
-    if (name := groups.device_of(group)) is not None:
+    process_group = groups.process_group(group)
+    rank_in(process_group)
+    if (name := groups.device_of(process_group)) is not None:
         return torch.device(name)
-    backends = str(torch.distributed.get_backend_config(groups.process_group(group)))
+    backends = str(torch.distributed.get_backend_config(process_group))
     return torch.device("cuda" if "nccl" in backends and torch.cuda.is_available() else "cpu")

@@ -37,6 +37,7 @@ from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import unsafe_view
 from ficco.problem import Problem
 from ficco.runtime import library_programs
+from ficco.runtime.members import rank_in
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 
@@ -108,10 +109,8 @@ class Call:
         self.key = key  # under which the call is cached; None: it is not
         self.name, self.lengths = operator, lengths  # see `registry.Function.lengths`
         self.group = groups.process_group(group)
-        self.rank = torch.distributed.get_rank(self.group)
+        self.rank = rank_in(self.group)
         self.world = torch.distributed.get_world_size(self.group)
-        if self.rank < 0:
-            raise InputError("group: this process is not one of its ranks")
         self.dtype = ""
         self.device = x.device if isinstance(x, Tensor) else torch.device("cpu")
         self.check(x, name, 0)

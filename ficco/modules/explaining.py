@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from ficco.checking import true_or_false
 from ficco.errors import InputError
 from ficco.modules import groups, layer_timing
 from ficco.modules.auto import AUTO
@@ -81,7 +82,7 @@ def explain(module: Module, *, measure: bool = False) -> Explanation:
     records = [m.__dict__[RECORD] for m in module.modules() if RECORD in m.__dict__]
     if not records:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
-    if measure:
+    if true_or_false(measure, "measure"):
         modules = [overlapped for record in records for overlapped in record.modules]
         for overlapped in modules:
             if getattr(overlapped.weight, "is_meta", False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ def sizes(name: str, values: Any) -> Any:
     """
     if values is None or torch.compiler.is_dynamo_compiling():
         return copied_list(values)
+    if isinstance(values, Iterator):  # read once
+        values = list(values)
     try:
         if True in [type(value) is torch.SymInt for value in values]:  # from a tracer
             return list(values)

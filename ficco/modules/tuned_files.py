@@ -57,6 +57,8 @@ def read(
     file = _file(folder, problem, runtime, device)
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
+        if missing := {"schedules", "ms", "date"} - set(table):
+            raise ValueError(f"{', '.join(sorted(missing))}: missing")
         schedules = [Schedule.from_json(each) for each in table["schedules"]]
         ms = {when: [float(each) for each in table["ms"][when]] for when in table["ms"]}
         date = str(table["date"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ficco.errors import shown
 from ficco.problem import Problem
 from ficco.schedule import Schedule
 
@@ -21,6 +22,10 @@ def call_in_words(p: Problem, schedule: Schedule | None, rank: int, own: bool = 
         own: whether this process is that rank, and so knows all sizes.
     """
     sizes = f"{p.m}x{p.n}x{p.k}" if own else f"{p.m} rows, {p.agreed()['width']} columns to send"
+    if p.splits:
+        sizes += f", splits {shown([list(row) for row in p.splits])}"
+    if p.tables:
+        sizes += f", tables {[len(row) for row in p.tables]} by rank"
     way = "auto" if schedule is None else f"{schedule.name}, grain {schedule.grain_text}"
     return f"Rank {rank} runs {p.op} of {sizes}, rows {list(p.rows)}, {p.dtype}, by {way}."
 

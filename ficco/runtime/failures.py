@@ -17,9 +17,9 @@ __all__ = [
 
 ALIKE = (
     "All ranks must make the same call: the same operator, rows (pass rows= if shards are uneven), "
-    "k or n, dtype and schedule (if columns or depths differ, name a schedule, because auto may "
-    "choose differently per rank; in a model that overlaps: the same modes and hooks on its "
-    "layers, or share=False; ficco.tune on all ranks or on none)"
+    "splits, k or n, dtype and schedule (if columns or depths differ, name a schedule, because "
+    "auto may choose differently per rank; in a model that overlaps: the same modes and hooks on "
+    "its layers, or share=False; ficco.tune on all ranks or on none)"
 )
 
 GONE = "Restart the processes, or make a new group of the remaining ranks."

@@ -10,10 +10,30 @@ from ficco.errors import EngineError, InputError
 from ficco.runtime import forks
 from ficco.runtime.bootstrap import Members, note_refusal
 
-__all__ = ["members_of", "note_turn", "refuse_to_open"]
+__all__ = ["members_of", "note_turn", "rank_in", "refuse_to_open"]
 
 _KINDS = {"gloo": "the CPU", "nccl": "GPUs"}  # the kind of tensors that a backend supports
 _turns: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def rank_in(group: Any) -> int:
+    """Return this process's rank in a ProcessGroup.
+
+    Args:
+        group: the group, or what `torch.distributed.new_group` returns outside of the group.
+
+    Raises:
+        InputError: this process is not one of its ranks.
+    """
+    import torch.distributed as dist
+
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise InputError(
+            f"group: this process, rank {dist.get_rank()} of all, is not one of its ranks; make "
+            "the call on its ranks alone, or pass a group that contains this process"
+        )
+    return rank
 
 
 def members_of(group: Any, backend: str = "gloo") -> Members:
@@ -36,16 +56,15 @@ def members_of(group: Any, backend: str = "gloo") -> Members:
                 f"group is a DeviceMesh of {group.ndim} dimensions; pass one of them: mesh['tp']"
             )
         group = group.get_group()
-    if not isinstance(group, dist.ProcessGroup):
+    outside = group is dist.GroupMember.NON_GROUP_MEMBER
+    if not outside and not isinstance(group, dist.ProcessGroup):
         raise InputError(
             f"group: {type(group).__name__} found; a ProcessGroup this process belongs to, or a "
             "DeviceMesh, is needed (dist.group.WORLD, dist.new_group(...), mesh['tp'])"
         )
     if forks.is_of_parent():
         raise EngineError(forks.REFUSAL)
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise InputError("this process is not in the group; only its members may use it")
+    rank = rank_in(group)
     # The configuration names one backend ("gloo") or several ("cpu:gloo,cuda:nccl").
     if backend not in str(dist.get_backend_config(group)):
         kind = "CPU" if backend == "gloo" else "CUDA"

@@ -63,7 +63,7 @@ def on_rank(rank: int, store: str) -> None:
         goes_around(window, 5)
 
     refused("rank 1: shape=0", shape=0 if rank == 1 else 4)  # all ranks get its error
-    refused("rank 0 makes a window with", signals=rank)
+    refused("rank 0 makes a window with shape=(4,), dtype=torch.float32, signals=0,", signals=rank)
     for shape in ((2**40, 2**40), 10**15):
         refused(" free; smaller sizes or fewer ranks need less", shape=shape)
     refused("mailbox='x'", mailbox="x")
@@ -77,7 +77,7 @@ def on_rank(rank: int, store: str) -> None:
             assert (window.rank, window.world) == (rank // 2, 2)
             goes_around(window, 3)
     else:
-        refused("this process is not one of its ranks", group=pair)
+        refused("this process, rank 1 of all, is not one of its ranks", group=pair)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -85,6 +85,32 @@ def sizes(rank: int, world: int) -> None:
         refused(lambda: gathering(x, thin), "a rank has at most")  # type: ignore[operator] # noqa: B023
 
 
+def iterators(rank: int, world: int) -> None:
+    """Sizes from iterators, which can be read once, are as good as lists."""
+    x, w, bag = torch.ones(world, 3), torch.ones(3, 4), torch.zeros(1, dtype=torch.int64)
+    for _ in range(3):
+        assert (ficco.all_gather_matmul(x, w, rows=iter([world] * world)) == 3).all()
+        splits = ((1 for _ in range(world)) for _ in range(world))
+        assert (ficco.all_to_all_matmul(x, w, splits) == 3).all()  # type: ignore[arg-type]
+        tables = iter([1] * world)
+        pooled = ficco.embedding_all_to_all(
+            [w], [bag], [bag[:1]], tables_per_rank=tables, dimension=4, batch=1,  # type: ignore[arg-type]
+            rows=iter([1] + [0] * (world - 1)),  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert tuple(pooled.shape) == (rank == 0, 4 * world) and (pooled == 1).all()
+    refused(lambda: ficco.all_gather_matmul(x, w, rows=iter(["1"] * world)), "rows[0]='1'")
+    ficco.close()
+
+
+def outside(rank: int, world: int) -> None:
+    """A group of other ranks."""
+    if world == 1:
+        return
+    groups = [dist.new_group([other]) for other in range(world)]
+    for call in _calls(torch.ones(1, 2), torch.ones(2, 2), groups[(rank + 1) % world])[1:10]:
+        refused(call, f"group: this process, rank {rank} of all, is not one of its ranks")
+
+
 def schedules(rank: int, world: int) -> None:
     """What is no schedule, in every function; by column_matmul, too, without a gradient."""
     x, w = torch.zeros(2 * world, 3), torch.zeros(3, 4)
@@ -256,6 +282,7 @@ def layers(rank: int, world: int) -> None:
     x, thin = torch.zeros(4, 8), torch.zeros(4, 7)
     refused(lambda: model[1](thin), "layer '1.up': w[0] is [8, 8]; with x [4, 7]")
     refused(lambda: model[0].down(thin), "layer '0.down': x has 7 columns")
+    refused(lambda: ficco.explain(model, measure="yes"), "measure='yes'")  # type: ignore[arg-type]
     copied = copy.deepcopy(model)
     refused(lambda: copied[1].down(thin), "layer '1.down': ")
     assert copied[1].down.forward.__self__ is copied[1].down
@@ -285,6 +312,11 @@ def layers(rank: int, world: int) -> None:
         autograd.perform = perform
     ficco.restore(model)
     assert "forward" not in model[1].up.__dict__
+    tied = torch.nn.ModuleDict({"one": model[0].up, "two": model[0].up})
+    refused(lambda: ficco.overlap(tied, plan={"two": "colwise"}), "the same module is also 'one'")
+    words = torch.nn.ModuleList([torch.nn.Embedding(4, 4), model[0].up])
+    plan = {"0": "rowwize", "1": "colwise"}
+    refused(lambda: ficco.overlap(words, plan=plan), "did you mean 'rowwise'")
     ficco.close()
 
 
@@ -336,7 +368,18 @@ def main(store: str, rank: int, world: int) -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    for check in (options, sizes, schedules, bags, tensors, windows, layers, destroyed):
+    for check in (
+        options,
+        sizes,
+        iterators,
+        outside,
+        schedules,
+        bags,
+        tensors,
+        windows,
+        layers,
+        destroyed,
+    ):
         check(rank, world)
     ficco.close()
 

@@ -301,6 +301,7 @@ def folders(rank: int, world: int) -> None:
         assert "measured here by ficco.tune" in other.reasons[0], other.reasons
     assert len(texts) == (len(BROKEN_FILES) if rank == 0 else 0), texts
     assert all("cannot be read as a file of ficco.tune" in text for text in texts), texts
+    assert not texts or any("date, ms, schedules: missing" in text for text in texts), texts
 
 
 def _broken(how: str, text: str) -> str:

@@ -18,6 +18,7 @@ from ficco.modules import functions, groups
 from ficco.modules.layers.sharing import Sharing
 from ficco.private.torch_core import any_autocast
 from ficco.problem import chunk_sizes
+from ficco.runtime.members import rank_in
 from ficco.schedule import Schedule
 
 __all__ = [
@@ -67,11 +68,7 @@ def ranks_of(group: Any) -> Ranks:
         InputError: this process is not in the group, or there is no group.
     """
     pg = groups.process_group(group)
-    if dist.get_rank(pg) < 0:
-        raise InputError(
-            f"group: rank {dist.get_rank()} of all processes is not one of its ranks; call "
-            "overlap() with a group that contains this process"
-        )
+    rank_in(pg)
     return Ranks(pg)
 
 

@@ -67,13 +67,14 @@ class Plan:
         if pattern is None:
             return None
         style, words = self.styles[pattern], f"{self.styles[pattern]} of {self.words}"
-        if isinstance(module, torch.nn.Embedding):
+        known = ("rowwise", *_COLUMNS)
+        if isinstance(module, torch.nn.Embedding) and (style in known or not self.given):
             return Left(name, words, "an embedding has no GEMM to hide behind", False)
-        if style != "rowwise" and style not in _COLUMNS:
+        if style not in known:
             if self.given:
                 raise InputError(
-                    f"plan[{pattern!r}]={style!r}{closest(style, ('rowwise', *_COLUMNS))}; ficco "
-                    f"overlaps rowwise, {', '.join(_COLUMNS)}"
+                    f"plan[{pattern!r}]={style!r}{closest(style, known)}; ficco overlaps "
+                    f"{', '.join(known)}"
                 )
             linear = isinstance(module, torch.nn.Linear) and style not in _WITHOUT_GEMM
             return Left(name, words, f"ficco has no style {style}", True) if linear else None
@@ -154,6 +155,7 @@ def plan_of(model: Module, plan: Mapping[str, str] | None, group: Any) -> Plan |
                 f"plan: {shown(plan)} found; it must map patterns of names to styles, as in "
                 "{'layers.*.q_proj': 'colwise'}"
             )
+        _check_aliases(model, plan)
         check_patterns("plan", plan, [name for name, _ in model.named_modules()])
         return Plan("the given plan", plan, True, group)
     for prefix, module in model.named_modules():
@@ -164,6 +166,20 @@ def plan_of(model: Module, plan: Mapping[str, str] | None, group: Any) -> Plan |
             mesh = module.__dict__.get(DEVICE_MESH)
             return Plan("the Hugging Face plan", named, False, _tensor_parallel(mesh, group))
     return None
+
+
+def _check_aliases(model: Module, plan: Mapping[str, str]) -> None:
+    """Refuse the second name of a module, which has its first name everywhere else.
+
+    Raises:
+        InputError: a name in the plan is the second one of its module.
+    """
+    first = {module: name for name, module in model.named_modules()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name in plan and name != first[module]:
+            raise InputError(
+                f"plan[{name!r}]: the same module is also {first[module]!r}; name it so"
+            )
 
 
 def matching(name: str, patterns: Mapping[str, Any]) -> str | None:
