@@ -12,14 +12,15 @@ using Question = bool (*)() noexcept;
 
 inline constexpr std::int64_t kAskNs = 50'000'000;
 
-// While it lives, waits of this thread ask `question` every `kAskNs`. Scopes do not nest.
+// While it lives, waits of this thread ask `question`, if it is not null, every `kAskNs`. A
+// question may make calls of its own, in a scope within this one.
 class InterruptScope {
   public:
-    explicit InterruptScope(Question question) noexcept {
+    explicit InterruptScope(Question question) noexcept : outer_(question_) {
         question_ = question;
         next_ns_ = now_ns() + kAskNs;
     }
-    ~InterruptScope() { question_ = nullptr; }
+    ~InterruptScope() { question_ = outer_; }
     InterruptScope(const InterruptScope&) = delete;
     InterruptScope& operator=(const InterruptScope&) = delete;
 
@@ -31,6 +32,8 @@ class InterruptScope {
     }
 
   private:
+    const Question outer_;
+
     static thread_local inline Question question_ = nullptr;
     static thread_local inline std::int64_t next_ns_ = 0;
 };

@@ -8,6 +8,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -69,14 +71,18 @@ bool handler_raised() noexcept {
     return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 
-// Work without the GIL, whose waits end when the handler of a signal raises an exception, which is
-// then raised here.
+// Python runs handlers on the main thread alone. Other threads must not ask: while the process
+// ends, they would not get the GIL back.
+bool on_main_thread() noexcept { return ::syscall(SYS_gettid) == ::getpid(); }
+
+// Work without the GIL. On the main thread its waits end when the handler of a signal raises an
+// exception, which is then raised here.
 template <class Work>
 bool interruptible(const Work& work) {
     bool done = false;
     {
         const nb::gil_scoped_release release;
-        const ficco::InterruptScope scope(&handler_raised);
+        const ficco::InterruptScope scope(on_main_thread() ? &handler_raised : nullptr);
         done = work();
     }
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
