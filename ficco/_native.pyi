@@ -262,6 +262,10 @@ class Program:
             ValueError: a number is out of range; the message names row and field.
         """
 
+    @property
+    def running(self) -> bool:
+        """Whether a call has started and not finished."""
+
     def start(
         self,
         copy: int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ficco.checking import whole_number
 from ficco.errors import InputError, counted, shown
@@ -110,6 +110,10 @@ def check(
         1 rank 0, program 0 raises it only after it has waited for 'data', which rank 1, program 0
         raises only after this wait
     """
+    if not callable(declared):
+        raise InputError(
+            f"declared={shown(declared)}: a function of a rank and a program is needed"
+        )
     world = whole_number(world, "world", 1, MAX_WORLD)
     programs = whole_number(programs, "programs", 1)
     held = programs if resident is None else whole_number(resident, "resident", 1)
@@ -126,23 +130,28 @@ def check(
     return found
 
 
-def _checked(
-    steps: Iterable[Raise | Wait], rank: int, program: int, world: int
-) -> list[Raise | Wait]:
+def _checked(steps: Any, rank: int, program: int, world: int) -> list[Raise | Wait]:
     """Return a program's steps.
 
     Raises:
         InputError: one of them is invalid.
     """
+    if not isinstance(steps, Iterable):
+        raise InputError(
+            f"rank {rank}, program {program}: {shown(steps)} found; `declared` must return or "
+            "yield the program's Raises and Waits"
+        )
     found = list(steps)
     for number, step in enumerate(found):
         about = f"rank {rank}, program {program}, step {number}: {shown(step)}"
         if not isinstance(step, Raise | Wait):
             raise InputError(f"{about}; a Raise or a Wait is needed")
-        if isinstance(step, Raise) and not 0 <= step.rank < world:
-            raise InputError(f"{about}; ranks are 0 to {world - 1}")
-        if isinstance(step, Raise) and step.by < 1:
-            raise InputError(f"{about}; `by` must be 1 or more, because counts only grow")
+        if isinstance(step, Raise):
+            whole_number(step.rank, f"{about}; rank", 0, world - 1)
+        if isinstance(step, Raise):
+            whole_number(step.by, f"{about}; by", 1)  # counts only grow
+        else:
+            whole_number(step.value, f"{about}; value", 0)
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -36,6 +36,10 @@ _HINT = (
     "A rank did not launch the same kernel, or it never raises this. Compare the kernel's signals "
     "with ficco.device.check, and call window.reset() on every rank to go on."
 )
+
+
+# What ranks meet for.
+_MAKES, _MADE, _RESETS = "make a window", "use a new window", "reset a window"
 
 
 class _Spec(NamedTuple):
@@ -85,7 +89,7 @@ class Window:
 
     def __init__(
         self, spec: _Spec, rank: int, tensor: torch.Tensor, data: Sequence[int], memory: Memory,
-        meet: Callable[[], object],
+        meet: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._spec, self._meet = spec, meet
         self.rank, self.world, self.timeout_s = rank, len(data), spec.timeout_s
@@ -133,7 +137,7 @@ class Window:
                 )
             return _spec(tuple(tensor.shape), tensor.dtype, signals, mailbox, timeout_s)
 
-        spec = _agreed(pg, tensor.device, spec_here)
+        spec, _ = _agreed(pg, lambda: tensor.device, spec_here)
         try:
             handle = symmetric_memory().rendezvous(tensor, group=pg)
         except RuntimeError as error:
@@ -149,9 +153,9 @@ class Window:
         memory = symmetric(size, tensor.device, pg)
         memory = memory._replace(keep=(memory.keep, handle))
         data = [base + offset for base in handle.buffer_ptrs]
-        made = cls(spec, rank, tensor, data, memory, lambda: gathered(pg, tensor.device, None))
+        made = cls(spec, rank, tensor, data, memory, _meeting(pg, tensor.device))
         made._fill()
-        made._meet()
+        made._meet(_MADE)
         return made
 
     @property
@@ -201,7 +205,8 @@ class Window:
         Data in a tensor of PyTorch's symmetric memory stay, unless they are a mailbox.
 
         Raises:
-            EngineError: a rank has left.
+            EngineError: a rank has left, or makes another call; or this process was forked from
+                the one that made the window.
             InputError: the window is closed.
 
         Example:
@@ -214,9 +219,9 @@ class Window:
         """
         self._open()
         self._synchronize()
-        self._meet()  # no kernel of any rank writes after this
+        self._meet(_RESETS)  # no kernel of any rank writes after this
         self._fill()
-        self._meet()
+        self._meet(_RESETS)
 
     def _open(self) -> Memory:
         """Return the memory.
@@ -305,11 +310,12 @@ def window(
     """
     pg = process_group(group)
     rank = rank_in(pg)
-    place = _device(device)
-    spec = _agreed(pg, place, lambda: _spec(shape, dtype, signals, mailbox, timeout_s))
+    spec, place = _agreed(
+        pg, lambda: _device(device), lambda: _spec(shape, dtype, signals, mailbox, timeout_s)
+    )
     memory = symmetric(spec.size, place, pg) if place.type == "cuda" else shared(spec.size, pg)
-    made = _window(spec, rank, memory, lambda: gathered(pg, place, None))
-    made._meet()  # all windows are in their first state before a kernel writes to one
+    made = _window(spec, rank, memory, _meeting(pg, place))
+    made._meet(_MADE)  # all windows are in their first state before a kernel writes to one
     return made
 
 
@@ -351,7 +357,7 @@ def local_windows(
     spec = _spec(shape, dtype, signals, mailbox, timeout_s)
     _check_room(spec, torch.device("cpu"), world)
     memories = local(spec.size, world)
-    return [_window(spec, rank, each, lambda: None) for rank, each in enumerate(memories)]
+    return [_window(spec, rank, each, lambda _: None) for rank, each in enumerate(memories)]
 
 
 def missing_in_words(status: int) -> str:
@@ -364,7 +370,7 @@ def missing_in_words(status: int) -> str:
     return f"signal {status - 1}" if status > 0 else f"block {-1 - status} of a mailbox"
 
 
-def _window(spec: _Spec, rank: int, memory: Memory, meet: Callable[[], object]) -> Window:
+def _window(spec: _Spec, rank: int, memory: Memory, meet: Callable[[str], None]) -> Window:
     """Return a window whose data and signals lie in one memory, in its first state."""
     count = math.prod(spec.shape)
     data = memory.own[: count * spec.dtype.itemsize].view(spec.dtype).view(spec.shape)
@@ -424,17 +430,44 @@ def _device(device: Any) -> torch.device:
     return found
 
 
-def _agreed(pg: Any, device: torch.device, spec_here: Callable[[], _Spec]) -> _Spec:
-    """Return the arguments of this call, once all ranks have given equal ones."""
-    spec, problem = None, ""
+def _meeting(pg: Any, device: torch.device) -> Callable[[str], None]:
+    """Return a function by which all ranks meet for a purpose, which it compares."""
+    return lambda what: _check_alike(gathered(pg, device, {"what": what}))
+
+
+def _check_alike(every: Sequence[Any]) -> None:
+    """Raise EngineError on all ranks if they have met for different purposes."""
+    wants = [each.get("what") if isinstance(each, Mapping) else None for each in every]
+    for rank, what in enumerate(wants):
+        if what != wants[0]:
+            raise EngineError(
+                f"rank 0 came to {wants[0] or 'another call'} and rank {rank} to "
+                f"{what or 'another call'}; make the same calls on every rank, in the same order"
+            )
+
+
+def _agreed(
+    pg: Any, device_here: Callable[[], torch.device], spec_here: Callable[[], _Spec]
+) -> tuple[_Spec, torch.device]:
+    """Return the arguments of this call, once all ranks have given equal ones, and the device."""
+    spec, device, problem = None, None, ""
     try:
+        device = device_here()
         spec = spec_here()
         _check_room(spec, device, 1 if device.type == "cuda" else dist.get_world_size(pg))
     except InputError as error:  # raised on all ranks, so that none waits for this one
         problem = str(error)
+    device = device or _device(None)
     facts = facts_of_gpu() if device.type == "cuda" and not problem else {}
-    own = {"spec": spec, "problem": problem, "device": device.type, "host": socket.gethostname()}
+    own = {
+        "what": _MAKES,
+        "spec": spec,
+        "problem": problem,
+        "device": device.type,
+        "host": socket.gethostname(),
+    }
     every = gathered(pg, device, own | {"facts": facts})
+    _check_alike(every)
     for rank, each in enumerate(every):
         if each["problem"]:
             raise InputError(f"rank {rank}: {each['problem']}")
@@ -453,4 +486,4 @@ def _agreed(pg: Any, device: torch.device, spec_here: Callable[[], _Spec]) -> _S
                 "Triton's interpreter (TRITON_INTERPRET=1, device='cpu')"
             )
     assert spec is not None
-    return spec
+    return spec, device

@@ -127,13 +127,14 @@ class BoundProgram:
                 pitches[slot] = local[name].strides[0]
         native = self._native
         self._times[:] = 0
+        done = False
         try:
-            native.start(copy, digest, addresses, pitches)
-        except RuntimeError:
-            if self.group.failure() is not None:
-                return False  # another rank failed before this one began
-            raise
-        try:
+            try:
+                native.start(copy, digest, addresses, pitches)
+            except RuntimeError:
+                if self.group.failure() is not None:
+                    return False  # another rank failed before this one began
+                raise
             for number, segment in enumerate(self._segments):
                 if not native.submit(number):
                     break
@@ -144,7 +145,8 @@ class BoundProgram:
             self.group.fail(self.program.rank)
             raise
         finally:
-            done = native.finish()
+            if native.running:  # also if Ctrl-C came as it began
+                done = native.finish()
         return done
 
     def _handles(

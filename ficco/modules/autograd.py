@@ -66,8 +66,21 @@ class Recorded(torch.autograd.Function):
             with DisableAutocast():  # formulas choose their dtypes
                 return (None, None, *naming(layer, function.gradient, GRADIENTS, kept, dys))
         except Exception as error:
-            groups.refuse(rest[_GROUP], error)
-            raise
+            wrong = _batched(function.name, error)
+            groups.refuse(rest[_GROUP], wrong)
+            if wrong is error:
+                raise
+            raise wrong from error
+
+
+def _batched(name: str, error: Exception) -> Exception:
+    """Return the error of a backward; a clear one if its gradients are a batch, as vmap makes."""
+    if isinstance(error, NotImplementedError) and "Batched" in str(error):
+        return InputError(
+            f"{name}: a batch of gradients was passed (is_grads_batched=True, or "
+            "jacobian(vectorize=True)); ficco has single gradients only; call autograd for each"
+        )
+    return error
 
 
 def refuse_second(name: str) -> None:

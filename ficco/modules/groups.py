@@ -25,6 +25,7 @@ from ficco.machine import Machine
 from ficco.private.finding import ABSENT
 from ficco.private.torch_core import group_named, note_group
 from ficco.runtime.members import refuse_to_open
+from ficco.runtime.object_exchange import exchanged_objects, gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.settings import switch
 
@@ -319,12 +320,8 @@ def gathered(group: Any, device: Any, value: Any, opening: bool = False) -> list
     if open_runtime is None and opening and not disabled():
         open_runtime = gpu_runtime(pg, device) if on_gpu else runtime(pg)
     if open_runtime is not None and not disabled():
-        from ficco.runtime.object_exchange import gathered_objects
-
         return gathered_objects(open_runtime, value)
-    values: list[Any] = [None] * dist.get_world_size(pg)
-    dist.all_gather_object(values, value, group=pg)
-    return values
+    return exchanged_objects(pg, value)
 
 
 def alone() -> bool:
@@ -469,6 +466,7 @@ def close(group: Any = None) -> None:
 
     Raises:
         InputError: `group` is not a group.
+        EngineError: a call of this thread runs, which the handler of a signal interrupts.
 
     Example:
         >>> ficco.close()
@@ -481,13 +479,15 @@ def close(group: Any = None) -> None:
         return
     unchecked = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
     pg = group if unchecked else process_group(group)
+    kinds = [kind for kind in (_runtimes, _gpu_runtimes) if pg in kind]
+    for kind in kinds:
+        kind[pg].check_outside()
     _fallbacks.pop(pg, None)
-    for kind in (_runtimes, _gpu_runtimes):
-        open_runtime = kind.pop(pg, None)
-        if open_runtime is not None:
-            forget_calls()
-            _note_devices()
-            open_runtime.close()
+    for kind in kinds:
+        open_runtime = kind.pop(pg)
+        forget_calls()
+        _note_devices()
+        open_runtime.close()
 
 
 def _close_destroyed() -> None:

@@ -120,7 +120,7 @@ def overlap(
 
     Raises:
         InputError: nothing in it is tensor-parallel, it is already overlapped, an argument does not
-            fit, a layer of `plan` cannot be overlapped, or `strict` refuses the model. After an
+            fit, local shards that `plan` names cannot be overlapped, or `strict` refuses the model. After an
             error the model is unchanged.
         ScheduleError: a layer's operator has no such schedule.
 

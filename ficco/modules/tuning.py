@@ -29,6 +29,7 @@ from ficco.modules.turns import Turns
 from ficco.problem import Problem
 from ficco.runtime.call_words import call_in_words
 from ficco.runtime.failures import ALIKE
+from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.object_exchange import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
@@ -211,8 +212,8 @@ def _measured_apart(
         except BaseException as error:
             if apart is not None:
                 apart.fail()
-            if not isinstance(error, Exception):
-                raise  # an interrupt
+            if is_interrupt(error):
+                raise
             told = f"{type(error).__name__}: {error}"
             failure = isinstance(error, EngineError), told[:_MOST_TOLD]
         failures = runtime.gathered(failure, call, least_s=runtime.timeout_s + _FOUND_OUT_S)
@@ -302,6 +303,8 @@ def _runnable(
     try:
         kernels.compile([(problem, schedule) for schedule in schedules])
     except Exception as error:  # else the other ranks would wait for this one
+        if is_interrupt(error):
+            raise
         log.warning("%s: kernels are not compiled: %r", problem.op, error)
     own = [kernels.has(problem, schedule) for schedule in schedules]
     by_rank = runtime.gathered(own, call_in_words(problem, None, runtime.rank))

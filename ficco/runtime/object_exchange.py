@@ -1,7 +1,7 @@
 """Exchange Python objects between the ranks of a group, within the group's own timeout.
 
-Collectives of torch.distributed have a separate timeout of about half an hour. The objects are
-therefore sent over the connection that the runtime uses for rendezvous.
+Collectives of torch.distributed have a separate timeout of about half an hour. If the group is
+open, the objects are therefore sent over the connection that the runtime uses for rendezvous.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import base64
 import pickle
 from typing import Any
 
+from ficco.errors import EngineError
+from ficco.runtime import forks
 from ficco.runtime.bootstrap import MESSAGE_BYTES
 from ficco.runtime.process import ProcessRuntime
 
-__all__ = ["gathered_objects"]
+__all__ = ["exchanged_objects", "gathered_objects"]
 
 _DATA_BYTES = MESSAGE_BYTES // 2  # of a message, for one piece per rank; the rest is for JSON
 
@@ -37,3 +39,29 @@ def gathered_objects(runtime: ProcessRuntime, value: Any, call: str = "") -> lis
         pieces = runtime.gathered(text[begin : begin + size], call)
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return [pickle.loads(base64.b64decode(text)) for text in texts]
+
+
+def exchanged_objects(group: Any, value: Any) -> list[Any]:
+    """Return the objects of all ranks of a group that is not open, by torch.distributed.
+
+    Args:
+        group: a ProcessGroup.
+        value: this rank's object, which must support `pickle`.
+
+    Raises:
+        EngineError: a rank has left, or did not arrive within the timeout of torch.distributed; or
+            the group belongs to the process from which this one was forked.
+    """
+    import torch.distributed as dist
+
+    if forks.is_of_parent():
+        raise EngineError(forks.REFUSAL)
+    values: list[Any] = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(values, value, group=group)
+    except RuntimeError as error:  # of gloo and of NCCL
+        raise EngineError(
+            f"a rank has left the group, or made another call of torch.distributed: {error}. "
+            "Restart the processes"
+        ) from error
+    return values

@@ -36,6 +36,7 @@ from ficco.runtime.failures import (
     failed_word,
     raiser_of,
 )
+from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.members import members_of, note_turn
 from ficco.runtime.peers import (
     Breaks,
@@ -245,14 +246,12 @@ class ProcessRuntime:
         try:
             with single_threaded():
                 done = call.bound.run(arrays, copy, call.digest)
-        except Exception as error:
+        except BaseException as error:
             self._group.fail(self.rank)
-            raise EngineError(
-                f"rank {self.rank} failed: {error!r}; call {RESET} to go on"
-            ) from error
-        except BaseException:  # an interrupt: stop the other ranks too
-            self._group.fail(self.rank)
-            raise
+            if is_interrupt(error):
+                raise
+            said = f"rank {self.rank} failed: {error!r}; call {RESET} to go on"
+            raise EngineError(said) from error
         if not done:
             raise self._failure() or EngineError(f"the call failed; call {RESET} to go on")
 
@@ -263,6 +262,10 @@ class ProcessRuntime:
     def check(self) -> None:
         """Raise EngineError if an earlier call on the group has failed."""
         self._check_alive()
+
+    def check_outside(self) -> None:
+        """Raise EngineError inside a call of this thread, as in the handler of a signal."""
+        self._lock()
 
     def refuse(self, error: Exception) -> None:
         """Notify the peers that this rank does not make the next call, because it raises `error`.
@@ -307,8 +310,6 @@ class ProcessRuntime:
             self._last = None
             self._end()
 
-    # ---- the group
-
     @property
     def _group(self) -> shared_memory.Group:
         if self._of_parent:
@@ -352,9 +353,8 @@ class ProcessRuntime:
                 wrong = isinstance(error, EngineError)
                 if wrong:  # the text only: its frames hold the windows
                     self._rendezvous_error = str(error)
-                if not (
-                    wrong and self._counts_calls and rank_ahead(self._group, self.rank) is not None
-                ):
+                counted = wrong and self._counts_calls
+                if not (counted and rank_ahead(self._group, self.rank) is not None):
                     self._group.fail(self.rank)  # so the others do not wait for this rank's call
             raise
         self._rendezvous_error = ""

@@ -30,6 +30,7 @@ from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of, vendor
+from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
 from ficco.runtime.rendezvous import Facts
 from ficco.runtime.signal_probe import ProbedSignals, probed_signals
@@ -192,8 +193,8 @@ class GpuProcessRuntime(ProcessRuntime):
             raise  # raised on all ranks, before the call was begun
         except BaseException as error:
             self._fill_nan(call, arrays)
-            if not isinstance(error, Exception):
-                raise  # an interrupt
+            if is_interrupt(error):
+                raise
             raise self._call_error(error) from error
 
     def _fill_nan(self, call: Call, arrays: Mapping[str, Any]) -> None:
@@ -202,7 +203,7 @@ class GpuProcessRuntime(ProcessRuntime):
         with contextlib.suppress(Exception):  # the device may be lost
             call.bound.fill_nan(arrays)
 
-    def _call_error(self, error: Exception) -> EngineError:
+    def _call_error(self, error: BaseException) -> EngineError:
         """Return the error of a call that was begun and not finished."""
         first = self._group.failure()
         if first is not None and (first[0] != self.rank or first[4] != "stopped"):
@@ -270,8 +271,8 @@ class GpuProcessRuntime(ProcessRuntime):
                     raise
                 self._last = call
                 self._group.fail(self.rank)
-                if not isinstance(error, Exception):
-                    raise  # an interrupt
+                if is_interrupt(error):
+                    raise
                 raise self._call_error(error) from error
             if ys is None:
                 return None

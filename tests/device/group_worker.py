@@ -7,6 +7,7 @@ TRITON_INTERPRET=1 python group_worker.py
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +24,7 @@ from small_kernels import push_around
 
 import ficco
 from ficco import device as fd
-from ficco.errors import InputError
+from ficco.errors import EngineError, InputError
 
 WORLD = 3
 
@@ -50,6 +51,26 @@ def refused(words: str, **changed: Any) -> None:
     raise AssertionError(f"{changed} was not refused")
 
 
+def other_calls(rank: int) -> None:
+    """Hold that ranks which make different calls get an error, and a child that resets, too."""
+    window = ficco.window(4, torch.float32)
+    try:
+        window.reset() if rank else ficco.window(4, torch.float32)
+    except EngineError as error:
+        assert "rank 0 came to make a window and rank 1 to reset a window" in str(error), error
+    else:
+        raise AssertionError("different calls were not refused")
+    window.reset()
+    if (pid := os.fork()) == 0:
+        try:
+            window.reset()
+        except EngineError as error:
+            os._exit(0 if "was forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    window.close()
+
+
 def on_rank(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     with ficco.window((9, 10), torch.float32, signals=2) as window:
@@ -70,6 +91,9 @@ def on_rank(rank: int, store: str) -> None:
     refused("device=meta", device="meta")
     if not torch.cuda.is_available():
         refused("PyTorch finds no GPU", device="cuda")
+
+    refused("rank 2: device='no'", device="no" if rank == 2 else "cpu")  # all ranks get its error
+    other_calls(rank)
 
     pair = dist.new_group([0, 2])
     if rank != 1:

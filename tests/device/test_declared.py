@@ -195,10 +195,14 @@ def stuck(
 
 def test_what_is_no_declaration_is_refused() -> None:
     for step, words in (
-        ("data", "a Raise or a Wait is needed"), (Raise(2, "a"), "ranks are 0 to 1"),
-        (Raise(0, "a", 0), "counts only grow"),
+        ("data", "a Raise or a Wait is needed"), (Raise(2, "a"), "rank=2: a whole number"),
+        (Raise(0, "a", 0), "by=0: a whole number"), (Wait("a", "b"), "value='b': a whole number"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
             check(lambda rank, program, step=step: [step], world=2, programs=1)
+    with pytest.raises(InputError, match="program 0: None found"):
+        check(lambda rank, program: None, world=2, programs=1)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match="declared=None"):
+        check(None, world=2, programs=1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="programs=0"):
         check(lambda rank, program: [], world=2, programs=0)

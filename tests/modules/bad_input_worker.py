@@ -221,6 +221,18 @@ def tensors(rank: int, world: int) -> None:
         refused(lambda: ficco.all_to_all_matmul(*pair, table), words)  # noqa: B023
 
 
+def batches(rank: int, world: int) -> None:
+    """Gradients of a batch, which PyTorch makes of one backward."""
+    x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 4, requires_grad=True)
+    for y in (ficco.all_gather_matmul(x, w), ficco.column_matmul(x, w)):
+        many = torch.ones(3, *y.shape)
+        refused(
+            lambda: torch.autograd.grad(y, x, many, is_grads_batched=True),  # noqa: B023
+            "ficco has single gradients only",
+        )
+    ficco.close()
+
+
 def _freed(*shape: int, bytes_left: int = 0) -> Tensor:
     """Return a tensor whose memory was taken away, as FSDP does with what it has gathered."""
     found = torch.zeros(*shape)
@@ -376,6 +388,7 @@ def main(store: str, rank: int, world: int) -> None:
         schedules,
         bags,
         tensors,
+        batches,
         windows,
         layers,
         destroyed,

@@ -26,6 +26,7 @@ import torch.distributed as dist
 import ficco
 from ficco import oracle
 from ficco.compute import dtype_of, named
+from ficco.engines import host
 from ficco.lowering import lower_rank
 from ficco.machine import Link, Machine
 from ficco.plan import WindowBytes
@@ -153,18 +154,59 @@ def function_in_a_child(name: str, measured: bool = False) -> str:
     return said
 
 
+class Alarm(TimeoutError):
+    """An exception of a program, which its handler of a signal raises."""
+
+
 def handle(name: str) -> None:
-    """Handle Ctrl-C as Python does, and SIGUSR1 by a call, whose error is noted."""
+    """Handle Ctrl-C as Python does, SIGALRM by an exception, SIGUSR1 by calls, which are refused.
+
+    The errors of the calls are noted.
+    """
 
     def calls(*_: Any) -> None:
-        try:
-            function(name)
-        except ficco.FiccoError as error:
-            noted.append(f"{type(error).__name__}: {error}")
+        for call in (lambda: function(name), lambda: ficco.close(groups[name])):
+            try:
+                call()
+            except ficco.FiccoError as error:
+                noted.append(f"{type(error).__name__}: {error}")
+
+    def raises(*_: Any) -> None:
+        raise Alarm("time is up")
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, calls)
+    signal.signal(signal.SIGALRM, raises)
     noted.clear()
+
+
+def interrupted_start(name: str) -> None:
+    """Make a call in which Ctrl-C comes as its program has started."""
+
+    class Program:
+        def __init__(self, *args: Any) -> None:
+            self._program = original(*args)
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(self._program, attribute)
+
+        def start(self, *args: Any) -> None:
+            self._program.start(*args)
+            raise KeyboardInterrupt
+
+    original = host._native.Program
+    host._native.Program = Program  # type: ignore[assignment, misc]
+    try:
+        function(name, inner=7, schedule="shard_p2p")
+    finally:
+        host._native.Program = original  # type: ignore[misc]
+
+
+def tuned(name: str, alarm_s: float = 0) -> bool:
+    """Call as `function`, in `ficco.tune`, which measures for a while; the alarm may come in it."""
+    with ficco.tune(schedules=64):
+        signal.setitimer(signal.ITIMER_REAL, alarm_s)
+        return function(name, inner=3000, columns=1500)
 
 
 def leave_a_child() -> int:
@@ -241,6 +283,8 @@ COMMANDS = {
     "reset_functions": lambda name: ficco.reset(groups[name]),
     "close_functions": lambda name: ficco.close(groups[name]),
     "handle": handle,
+    "interrupted_start": interrupted_start,
+    "tuned": tuned,
     "noted": lambda: noted,
     "leave_a_child": leave_a_child,
     "leave": leave,

@@ -34,16 +34,48 @@ def wait_in_a_call(ranks: Ranks, grown: bool) -> None:
     time.sleep(0.5)
 
 
-@pytest.mark.parametrize("grown", [True, False])
-def test_ctrl_c_ends_a_call_that_waits(two: Ranks, grown: bool) -> None:
-    wait_in_a_call(two, grown)
+def interrupted(ranks: Ranks, error: str) -> None:
+    """Hold that the call of rank 0 ends by an interrupt, and that a reset helps."""
     begin = time.monotonic()
-    two.all[0].signal(signal.SIGINT)
-    answer = two.all[0].receive(LONG_S)
-    assert answer.get("error") == "KeyboardInterrupt", answer
+    answer = ranks.all[0].receive(LONG_S)
+    assert answer.get("error") == error, answer
     assert time.monotonic() - begin < SOON_S
-    two.good(range(2), "reset_functions", NAME)
-    assert all(two.good(range(2), "function", NAME, schedule="shard_p2p", times=3).values())
+    ranks.good(range(2), "reset_functions", NAME)
+    right(ranks)
+
+
+def right(ranks: Ranks) -> None:
+    assert all(ranks.good(range(2), "function", NAME, schedule="shard_p2p", times=3).values())
+
+
+@pytest.mark.parametrize("grown", [True, False])
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGALRM, "Alarm")]
+)
+def test_an_exception_of_a_handler_ends_a_call_that_waits(
+    two: Ranks, grown: bool, number: int, error: str
+) -> None:
+    """It is raised as it is."""
+    wait_in_a_call(two, grown)
+    two.all[0].signal(number)
+    interrupted(two, error)
+
+
+def test_ctrl_c_as_a_call_starts(two: Ranks) -> None:
+    two.all[1].send("function", NAME, inner=7, schedule="shard_p2p")
+    two.all[0].send("interrupted_start", NAME)
+    answer = two.all[1].receive(LONG_S)
+    assert answer.get("error") == "EngineError" and "rank 0 stopped" in answer["text"], answer
+    interrupted(two, "KeyboardInterrupt")
+
+
+def test_an_exception_of_a_handler_ends_measurements(two: Ranks) -> None:
+    """They turn other exceptions into a warning."""
+    two.all[0].send("tuned", NAME, alarm_s=0.1)
+    two.all[1].send("tuned", NAME)
+    answer = two.all[1].receive(LONG_S)
+    assert answer.get("error") in ("EngineError", "TimeoutExceeded") or answer["value"], answer
+    interrupted(two, "Alarm")
 
 
 @pytest.mark.parametrize("grown", [True, False])
@@ -54,7 +86,8 @@ def test_a_call_by_the_handler_of_a_signal_is_refused(two: Ranks, grown: bool) -
     time.sleep(0.5)
     call(two.all[1], grown)
     assert [two.all[rank].receive(LONG_S).get("value") for rank in range(2)] == [True, True]
-    ((said,), nothing) = two.good(range(2), "noted").values()
-    assert said.startswith("EngineError: a call of ficco began inside another call"), said
+    ((called, closed), nothing) = two.good(range(2), "noted").values()
+    for said in (called, closed):
+        assert said.startswith("EngineError: a call of ficco began inside another call"), said
     assert nothing == []
-    assert all(two.good(range(2), "function", NAME, schedule="shard_p2p", times=3).values())
+    right(two)

@@ -20,6 +20,7 @@ from ficco.problem import Problem
 from ficco.profiling.host.extent import Extent
 from ficco.profiling.host.rig import Made, Rig, own_us, slowest
 from ficco.runtime.blas_threads import single_threaded
+from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.object_exchange import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
@@ -127,6 +128,8 @@ class ProcessRig(Rig):
         try:
             result = measure()
         except Exception as error:
+            if is_interrupt(error):
+                raise
             result = EngineError(f"rank {self._rank}: {error}")
         ranks = self.gathered(result)
         if errors := [result for result in ranks if isinstance(result, EngineError)]:

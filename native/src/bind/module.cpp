@@ -197,6 +197,7 @@ void bind_program(nb::module_& module) {
                 return interruptible([&] { return program.submit(segment); });
             },
             "segment"_a)
+        .def_prop_ro("running", &Program::running)
         .def("mark", &Program::mark, "step"_a)
         .def("finish",
              [](Program& program) { return interruptible([&] { return program.finish(); }); })
