@@ -120,8 +120,8 @@ def overlap(
 
     Raises:
         InputError: nothing in it is tensor-parallel, it is already overlapped, an argument does not
-            fit, local shards that `plan` names cannot be overlapped, or `strict` refuses the model. After an
-            error the model is unchanged.
+            fit, local shards that `plan` names cannot be overlapped, or `strict` refuses the model.
+            After an error the model is unchanged.
         ScheduleError: a layer's operator has no such schedule.
 
     Example:
