@@ -180,6 +180,13 @@ def handle(name: str) -> None:
     noted.clear()
 
 
+def interrupted(name: str, after_s: float) -> None:
+    """Make calls until an alarm, which may come at any moment of a call."""
+    handle(name)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    function(name, times=10**6)
+
+
 def interrupted_start(name: str) -> None:
     """Make a call in which Ctrl-C comes as its program has started."""
 
@@ -283,6 +290,7 @@ COMMANDS = {
     "reset_functions": lambda name: ficco.reset(groups[name]),
     "close_functions": lambda name: ficco.close(groups[name]),
     "handle": handle,
+    "interrupted": interrupted,
     "interrupted_start": interrupted_start,
     "tuned": tuned,
     "noted": lambda: noted,

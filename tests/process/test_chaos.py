@@ -23,7 +23,7 @@ TIMEOUT_S = 4.0
 TOLD_S = 20.0  # by when whoever is in a call is told, on a machine that does much else
 MANY = 1_000_000  # calls: for longer than any test
 LEAVING = ("kill", "leave", "close")  # behind which the others need a new group
-STAYING = ("stop", "raise", "reset", "diverge")
+STAYING = ("stop", "interrupt", "raise", "reset", "diverge")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,8 @@ def begin(ranks: Ranks, number: int, event: str, chance: random.Random) -> None:
         rank.send("leave")
     elif event == "close":
         rank.send("close_functions", NAME)
+    elif event == "interrupt":
+        rank.send("interrupted", NAME, after_s=1e-3 + 0.02 * chance.random())
     elif event == "raise":
         rank.send("function", NAME, fill_nan=True)
     elif event == "reset":
@@ -71,7 +73,9 @@ def ends_its_part(ranks: Ranks, number: int, event: str, about: str) -> None:
         assert rank.receive(TOLD_S).get("value") is True, about  # the calls before
     if event != "reset":
         answer = rank.receive(TOLD_S)
-        wanted = ["InputError"] if event == "raise" else ["EngineError", "TimeoutExceeded"]
+        wanted = {"raise": ["InputError"], "interrupt": ["Alarm"]}.get(
+            event, ["EngineError", "TimeoutExceeded"]
+        )
         assert answer.get("error") in wanted, f"{about}: {answer}"
 
 
