@@ -94,7 +94,7 @@ def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
     """
     try:
         return tuple([v if type(v) is int else _index(v) for v in values])
-    except TypeError:
+    except (TypeError, RuntimeError):  # RuntimeError: of a DeviceMesh
         needed = f"{name}={shown(values)}: a list of whole numbers is needed"
         if isinstance(values, (list, tuple)):
             at = next(i for i, value in enumerate(values) if not _is_whole(value))

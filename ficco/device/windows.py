@@ -414,7 +414,7 @@ def _device(device: Any) -> torch.device:
         return here() if torch.cuda.is_available() and on_gpu else torch.device("cpu")
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         raise InputError(f"device={shown(device)}: 'cpu' or 'cuda' is needed") from None
     if found.type not in ("cpu", "cuda"):
         raise InputError(f"device={found}: 'cpu' or 'cuda' is needed")

@@ -108,7 +108,7 @@ def _existing(device: torch.device | str) -> torch.device:
     """
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise InputError(
             f"device={device!r}: PyTorch has no such device here ({error}); give one that "
             "it has, such as 'cpu'"

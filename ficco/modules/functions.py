@@ -346,7 +346,7 @@ def _splits(splits: Any) -> list[Any]:
         if {len(row) for row in rows} - {len(rows)}:
             raise TypeError
         return [size for row in rows for size in row]
-    except TypeError:
+    except (TypeError, RuntimeError):  # RuntimeError: of a DeviceMesh
         raise InputError(
             f"splits={shown(splits)}: one list per rank is needed; splits[s][r] is the number of "
             "rows from rank s to rank r"

@@ -110,7 +110,7 @@ def process_group(group: Any) -> Any:
     if isinstance(group, str):
         try:
             return group_named(group)
-        except (KeyError, RuntimeError, ValueError) as error:
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(
                 f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
                 "a DeviceMesh of one dimension"

@@ -27,7 +27,7 @@ def sizes(name: str, values: Any) -> Any:
     try:
         if True in [type(value) is torch.SymInt for value in values]:  # from a tracer
             return list(values)
-    except TypeError:
+    except (TypeError, RuntimeError):  # RuntimeError: of a DeviceMesh
         pass  # not a sequence: refused below
     return list(whole_numbers(values, name))
 
@@ -45,7 +45,7 @@ def copied_list(values: Sequence[Any] | None) -> list[Any] | None:
         return None if values is None else list(values)
     try:
         axes = None if isinstance(values, (str, bytes)) else list(values)
-    except TypeError:
+    except (TypeError, RuntimeError):
         axes = None
     if axes is None:
         raise InputError(

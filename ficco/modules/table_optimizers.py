@@ -241,7 +241,7 @@ class FusedRowWiseAdagrad(FusedOptimizer):
             )
         self.eps = eps
         self.accumulators = [
-            torch.full((table.shape[0],), begin, dtype=torch.float32, device=table.device)
+            torch.full((table.shape[0],), float(begin), dtype=torch.float32, device=table.device)
             for table in self.tables
         ]
 

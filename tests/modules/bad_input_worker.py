@@ -99,6 +99,12 @@ def iterators(rank: int, world: int) -> None:
         )  # fmt: skip
         assert tuple(pooled.shape) == (rank == 0, 4 * world) and (pooled == 1).all()
     refused(lambda: ficco.all_gather_matmul(x, w, rows=iter(["1"] * world)), "rows[0]='1'")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))  # where `group` was meant
+    refused(lambda: ficco.all_gather_matmul(x, w, rows=mesh), "rows=")
+    refused(lambda: ficco.all_gather_matmul(x, w, axes=mesh), "axes=")
+    refused(lambda: ficco.all_to_all_matmul(x, w, mesh), "splits=")
+    refused(lambda: ficco.all_gather_matmul(x, w, group="\ud800"), "no process group has this name")
+    refused(lambda: ficco.window(4, torch.float32, device=10**30), "device=")
     ficco.close()
 
 
