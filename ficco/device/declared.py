@@ -148,7 +148,6 @@ def _checked(steps: Any, rank: int, program: int, world: int) -> list[Raise | Wa
             raise InputError(f"{about}; a Raise or a Wait is needed")
         if isinstance(step, Raise):
             whole_number(step.rank, f"{about}; rank", 0, world - 1)
-        if isinstance(step, Raise):
             whole_number(step.by, f"{about}; by", 1)  # counts only grow
         else:
             whole_number(step.value, f"{about}; value", 0)

@@ -66,21 +66,32 @@ class Recorded(torch.autograd.Function):
             with DisableAutocast():  # formulas choose their dtypes
                 return (None, None, *naming(layer, function.gradient, GRADIENTS, kept, dys))
         except Exception as error:
-            wrong = _batched(function.name, error)
+            wrong = _clearer(function.name, error, dys)
             groups.refuse(rest[_GROUP], wrong)
             if wrong is error:
                 raise
             raise wrong from error
 
 
-def _batched(name: str, error: Exception) -> Exception:
-    """Return the error of a backward; a clear one if its gradients are a batch, as vmap makes."""
-    if isinstance(error, NotImplementedError) and "Batched" in str(error):
+def _clearer(name: str, error: Exception, dys: Sequence[Maybe]) -> Exception:
+    """Return the error of a backward; a clear one if it failed because gradients are a batch."""
+    if isinstance(error, NotImplementedError) and any(_is_batch(dy) for dy in dys):
         return InputError(
             f"{name}: a batch of gradients was passed (is_grads_batched=True, or "
             "jacobian(vectorize=True)); ficco has single gradients only; call autograd for each"
         )
     return error
+
+
+def _is_batch(dy: Maybe) -> bool:
+    """Return whether a tensor stands for a batch, as under vmap: it has no memory of its own."""
+    if dy is None:
+        return False
+    try:
+        dy.data_ptr()
+    except RuntimeError:  # or NotImplementedError, which is one
+        return True
+    return False
 
 
 def refuse_second(name: str) -> None:

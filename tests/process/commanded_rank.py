@@ -37,7 +37,6 @@ from ficco.schedule import Schedule
 HOST = Machine.named("host")
 runtimes: dict[str, ProcessRuntime] = {}
 groups: dict[str, Any] = {}
-noted: list[str] = []  # by the handler of a signal
 
 
 def join_world(store: str, rank: int, world: int, members: list[list[int]]) -> None:
@@ -161,7 +160,7 @@ class Alarm(TimeoutError):
 def handle(name: str) -> None:
     """Handle Ctrl-C as Python does, SIGALRM by an exception, SIGUSR1 by calls, which are refused.
 
-    The errors of the calls are noted.
+    The errors of the calls go to stderr.
     """
 
     def calls(*_: Any) -> None:
@@ -169,7 +168,7 @@ def handle(name: str) -> None:
             try:
                 call()
             except ficco.FiccoError as error:
-                noted.append(f"{type(error).__name__}: {error}")
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     def raises(*_: Any) -> None:
         raise Alarm("time is up")
@@ -177,7 +176,6 @@ def handle(name: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, calls)
     signal.signal(signal.SIGALRM, raises)
-    noted.clear()
 
 
 def interrupted(name: str, after_s: float) -> None:
@@ -293,7 +291,6 @@ COMMANDS = {
     "interrupted": interrupted,
     "interrupted_start": interrupted_start,
     "tuned": tuned,
-    "noted": lambda: noted,
     "leave_a_child": leave_a_child,
     "leave": leave,
     "state": state,
@@ -337,6 +334,8 @@ def main() -> None:
         asked = json.loads(line)
         begin = time.monotonic()
         reply: dict[str, Any] = {}
+        if asked.pop("announced", False):
+            print("begins", file=sys.stderr, flush=True)
         try:
             reply["value"] = COMMANDS[asked.pop("do")](*asked.pop("args", ()), **asked)
         except (Exception, KeyboardInterrupt) as error:

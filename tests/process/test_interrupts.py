@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from ranks import Rank, Ranks
@@ -24,14 +24,32 @@ def two(four: Ranks) -> Iterator[Ranks]:
     four.good(range(2), "close_functions", NAME)
 
 
-def call(rank: Rank, grown: bool) -> None:
-    rank.send("function", NAME, inner=3 if grown else 4000, schedule="shard_p2p")
+def call(rank: Rank, grown: bool, announced: bool = False) -> None:
+    inner = 3 if grown else 4000
+    rank.send("function", NAME, inner=inner, schedule="shard_p2p", announced=announced)
 
 
 def wait_in_a_call(ranks: Ranks, grown: bool) -> None:
     """Let rank 0 wait for rank 1: in the call, or before it, in the rendezvous for windows."""
-    call(ranks.all[0], grown)
-    time.sleep(0.5)
+    known = len(said(ranks))
+    call(ranks.all[0], grown, announced=True)
+    wait_for_lines(ranks, known, ["begins"])
+    time.sleep(0.2)  # from the announcement to the wait takes a few ms
+
+
+def said(ranks: Ranks) -> list[str]:
+    """Return the lines that rank 0 has written to stderr."""
+    return ranks.all[0].said.read_text().splitlines()
+
+
+def wait_for_lines(ranks: Ranks, known: int, starts: Sequence[str]) -> None:
+    """Wait until rank 0 has written lines that start so, behind those that are known."""
+    deadline = time.monotonic() + SOON_S
+    while len(said(ranks)) < known + len(starts) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    lines = said(ranks)[known:]
+    assert len(lines) == len(starts), lines
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True)), lines
 
 
 def interrupted(ranks: Ranks, error: str) -> None:
@@ -82,12 +100,9 @@ def test_an_exception_of_a_handler_ends_measurements(two: Ranks) -> None:
 def test_a_call_by_the_handler_of_a_signal_is_refused(two: Ranks, grown: bool) -> None:
     """The call that it came into goes on, and is right."""
     wait_in_a_call(two, grown)
+    known = len(said(two))
     two.all[0].signal(signal.SIGUSR1)
-    time.sleep(0.5)
+    wait_for_lines(two, known, ["EngineError: a call of ficco began inside another call"] * 2)
     call(two.all[1], grown)
     assert [two.all[rank].receive(LONG_S).get("value") for rank in range(2)] == [True, True]
-    ((called, closed), nothing) = two.good(range(2), "noted").values()
-    for said in (called, closed):
-        assert said.startswith("EngineError: a call of ficco began inside another call"), said
-    assert nothing == []
     right(two)

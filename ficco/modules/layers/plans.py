@@ -178,7 +178,7 @@ def _check_aliases(model: Module, plan: Mapping[str, str]) -> None:
     for name, module in model.named_modules(remove_duplicate=False):
         if name in plan and name != first[module]:
             raise InputError(
-                f"plan[{name!r}]: the same module is also {first[module]!r}; name it so"
+                f"plan[{name!r}]: the first name of this module is {first[module]!r}; use that"
             )
 
 

@@ -61,7 +61,7 @@ class Control {
     // Records that the rank has raised an error in place of its next call. The group does not fail
     // if the rank makes that call after all, or if all ranks refuse it equally often.
     void refuse(int rank, std::string_view reason) noexcept;
-    // The reason why a peer refuses the call of this rank, if `refused`; else any, or none.
+    // Why a peer refuses the call of this rank, if `refused`; else an older reason, or none.
     std::string refusal(int rank, int peer) const;
     std::string last_refusal(int rank) const;
     // The failure of this rank's call, if a peer has refused it more often than this rank: a call
@@ -96,7 +96,7 @@ class Control {
   private:
     static constexpr std::uint32_t kRemembered =
         256;                                      // calls that one rank may be ahead of another
-    static constexpr std::uint32_t kReasons = 4;  // of which the last are kept
+    static constexpr std::uint32_t kReasons = 4;  // the last ones of a rank are kept
     static constexpr std::size_t kReasonBytes = 600;
 
     struct alignas(64) Rank {
