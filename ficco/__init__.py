@@ -8,17 +8,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ficco.errors import (
+    EngineError,
+    FiccoError,
+    InputError,
+    MachineError,
+    PlanError,
+    ScheduleError,
+    TimeoutExceeded,
+)
+from ficco.runtime.call_lock import CallLock
+
 if TYPE_CHECKING:
     from ficco.device.windows import window
-    from ficco.errors import (
-        EngineError,
-        FiccoError,
-        InputError,
-        MachineError,
-        PlanError,
-        ScheduleError,
-        TimeoutExceeded,
-    )
     from ficco.machine import Machine
     from ficco.modules.explaining import explain
     from ficco.modules.functions import (
@@ -53,23 +55,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "EngineError": "errors",
-    "FiccoError": "errors",
     "FusedRowWiseAdagrad": "modules.table_optimizers",
     "FusedSGD": "modules.table_optimizers",
-    "InputError": "errors",
     "Machine": "machine",
-    "MachineError": "errors",
     "Node": "node",
     "Output": "problem",
     "Plan": "plan",
-    "PlanError": "errors",
     "Problem": "problem",
     "Schedule": "schedule",
-    "ScheduleError": "errors",
     "Span": "timeline",
     "Timeline": "timeline",
-    "TimeoutExceeded": "errors",
     "Verification": "planning",
     "Violation": "verifier",
     "all_gather_matmul": "modules.functions",
@@ -144,9 +139,13 @@ __all__ = [
 ]
 
 
+_loading = CallLock()
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        found = getattr(import_module(f"ficco.{_HOMES[name]}"), name)
+        with _loading():  # the handler of a signal would find modules that are half loaded
+            found = getattr(import_module(f"ficco.{_HOMES[name]}"), name)
         globals()[name] = found  # looked up once: it would cost every call microseconds
         return found
     if name == "_native":
@@ -160,8 +159,6 @@ def _native_core() -> Any:
     Raises:
         EngineError: it is missing, as in a folder of sources, or cannot be loaded.
     """
-    from ficco.errors import EngineError
-
     try:
         return import_module("ficco._native")
     except ModuleNotFoundError:

@@ -21,7 +21,8 @@ from ficco.device.layout import STATE_WORDS, STATUS, table_values
 from ficco.device.state import on_gpu
 from ficco.engines.available_memory import check_on
 from ficco.errors import EngineError, InputError, TimeoutExceeded, shown
-from ficco.modules.groups import gathered, process_group
+from ficco.modules.group_names import process_group
+from ficco.modules.groups import gathered
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import MAX_WORLD
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of

@@ -10,6 +10,7 @@ import torch
 from ficco.errors import InputError, shown
 from ficco.modules import groups
 from ficco.modules.calling import check_dense, check_sized
+from ficco.modules.group_names import process_group
 from ficco.operators import bag_functions
 from ficco.operators.bag_arrays import bag_modes
 from ficco.runtime.members import rank_in
@@ -117,9 +118,9 @@ def _existing(device: torch.device | str) -> torch.device:
 
 def _device(group: Any) -> torch.device:
     """Return the device of a rank without tables: that of its open group, else of its backend."""
-    process_group = groups.process_group(group)
-    rank_in(process_group)
-    if (name := groups.device_of(process_group)) is not None:
+    pg = process_group(group)
+    rank_in(pg)
+    if (name := groups.device_of(pg)) is not None:
         return torch.device(name)
-    backends = str(torch.distributed.get_backend_config(process_group))
+    backends = str(torch.distributed.get_backend_config(pg))
     return torch.device("cuda" if "nccl" in backends and torch.cuda.is_available() else "cpu")

@@ -20,6 +20,7 @@ from ficco.engines.prepared import PreparedCall, Results
 from ficco.engines.tensor_facts import reader_of
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
+from ficco.modules.group_names import process_group
 from ficco.operators.functions import as_matrix, rounded_length
 from ficco.private.torch_core import (
     contiguous_strides,
@@ -246,7 +247,7 @@ def key_of(
     try:
         # The best schedule may differ between regimes.
         when = torch.cuda.is_current_stream_capturing() if schedule == AUTO else None
-        pg = groups.process_group(group)
+        pg = process_group(group)
         if _facts_of is not None and not lengths:
             read = _facts_of((x, *others))
             if read is not None:

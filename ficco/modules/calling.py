@@ -32,6 +32,7 @@ from ficco.modules.call_cache import (
     shaped,
     taken_as,
 )
+from ficco.modules.group_names import process_group
 from ficco.operators.arrays import row_contiguous
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import unsafe_view
@@ -108,7 +109,7 @@ class Call:
     ) -> None:
         self.key = key  # under which the call is cached; None: it is not
         self.name, self.lengths = operator, lengths  # see `registry.Function.lengths`
-        self.group = groups.process_group(group)
+        self.group = process_group(group)
         self.rank = rank_in(self.group)
         self.world = torch.distributed.get_world_size(self.group)
         self.dtype = ""

@@ -12,9 +12,10 @@ from torch.distributed import GroupMember
 
 from ficco import registry
 from ficco.engines.tensor_facts import CallFinder, flat_table
-from ficco.modules import autograd, call_cache, groups, operators
+from ficco.modules import autograd, call_cache, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import CachedCall, find, key_of
+from ficco.modules.group_names import process_group
 from ficco.modules.groups import refuse
 from ficco.modules.operands import weights_of
 from ficco.modules.routes import (
@@ -147,7 +148,7 @@ def _finder() -> Callable[..., Found | None]:
         observers=OBSERVERS,
         forward=FORWARD_LEVEL,
         recording=torch.is_grad_enabled,
-        group_of=(GroupMember, groups.process_group),
+        group_of=(GroupMember, process_group),
         automatic=(AUTO, torch.cuda.is_current_stream_capturing),
     ).find
     return found

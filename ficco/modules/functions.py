@@ -32,10 +32,11 @@ from torch.distributed import is_initialized
 from ficco import registry
 from ficco.checking import true_or_false
 from ficco.errors import InputError, shown
-from ficco.modules import bags, fused_tables, groups, torch_library
+from ficco.modules import bags, fused_tables, torch_library
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import check_schedule
 from ficco.modules.dispatching import Form, dispatch, repeatable, requires_grad
+from ficco.modules.group_names import process_group
 from ficco.modules.groups import collective
 from ficco.modules.operands import pairs_of, weights_of
 from ficco.modules.routes import DIRECT, survey
@@ -165,7 +166,7 @@ def column_matmul(
     if not torch.compiler.is_dynamo_compiling():
         check_schedule(schedule, grain)  # used by backward only
         if group is not None or is_initialized():
-            group = groups.process_group(group)  # backward refers to it, even once destroyed
+            group = process_group(group)  # backward refers to it, even once destroyed
     args = (x, weights, biases, biased, group, schedule, grain)
     outputs = dispatch("column_matmul", args, survey((x, *weights, *biases)))
     return outputs[0] if isinstance(w, Tensor) else tuple(outputs)

@@ -6,6 +6,7 @@ All ranks of a group open a runtime together. Operators are defined elsewhere.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial, wraps
@@ -13,18 +14,19 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from ficco import compute as computes
 from ficco.checking import positive_seconds, whole_number
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
-from ficco.errors import DevicesRefused, EngineError, InputError, shown
+from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.logs import log, reporting, set_up
 from ficco.machine import Machine
+from ficco.modules.group_names import process_group
 from ficco.private.finding import ABSENT
-from ficco.private.torch_core import group_named, note_group
-from ficco.runtime.members import refuse_to_open
+from ficco.private.torch_core import note_group
+from ficco.runtime.call_lock import CallLock
+from ficco.runtime.members import rank_in, refuse_to_open
 from ficco.runtime.object_exchange import exchanged_objects, gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.settings import switch
@@ -45,7 +47,6 @@ __all__ = [
     "log",
     "opened",
     "prepare",
-    "process_group",
     "refuse",
     "reset",
     "runtime",
@@ -67,10 +68,9 @@ _gpu_runtimes: dict[Any, GpuProcessRuntime] = {}
 _devices: dict[str, str] = {}  # devices of open groups, by the group's name
 _fallbacks: dict[Any, str] = {}  # why a group's GPUs run plain torch.distributed
 _NOTIFIED = "_ficco_notified"  # attribute of an error that was sent to the group's ranks
-_DESTROYED = (
-    "group: it was destroyed by destroy_process_group(); make another by "
-    "torch.distributed.new_group() on all ranks and pass that"
-)
+_locks: dict[str, CallLock] = {}  # held to open a group, by the group's name
+os.register_at_fork(after_in_child=_locks.clear)  # the thread that held one is the parent's
+_TIMEOUT_S = 30.0
 _changes = [0]  # counts how often cached calls became invalid
 
 
@@ -81,57 +81,6 @@ def disabled() -> bool:
         InputError: it is neither 0 nor 1.
     """
     return is_set("FICCO_DISABLE") and switch("FICCO_DISABLE", False)
-
-
-def process_group(group: Any) -> Any:
-    """Return the ProcessGroup of a group, a name, a 1-D DeviceMesh, or None (all ranks).
-
-    Raises:
-        InputError: torch.distributed is not initialized, the mesh has several dimensions, no group
-            has the name, or the group was destroyed.
-    """
-    if group is None and (everyone := dist.group.WORLD) is not None:
-        return everyone
-    if not dist.is_initialized():
-        raise InputError(
-            "torch.distributed is not initialized, or was destroyed; call "
-            "torch.distributed.init_process_group on every rank first, with the gloo backend "
-            "for CPU tensors"
-        )
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise InputError(
-                f"group: a DeviceMesh of {group.ndim} dimensions; pass one of them, mesh['tp']"
-            )
-        try:
-            return group.get_group()
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise InputError(_DESTROYED) from error
-    if isinstance(group, str):
-        try:
-            return group_named(group)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(
-                f"group={group!r}: no process group has this name; pass the ProcessGroup itself or "
-                "a DeviceMesh of one dimension"
-            ) from error
-    if isinstance(group, dist.ProcessGroup):
-        if not torch.compiler.is_dynamo_compiling():
-            _check_not_destroyed(group)
-        return group
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        return group
-    raise InputError(
-        f"group={shown(group)}: a ProcessGroup, its name, a DeviceMesh of one dimension or None "
-        "(all ranks) is needed"
-    )
-
-
-def _check_not_destroyed(group: Any) -> None:
-    try:
-        dist.get_process_group_ranks(group)
-    except (KeyError, ValueError):
-        raise InputError(_DESTROYED) from None
 
 
 def refuse(group: Any, error: Exception) -> None:
@@ -179,7 +128,7 @@ def prepare(
     *,
     machine: str | Machine = "host",
     compute: str = "torch",
-    timeout_s: float = 30.0,
+    timeout_s: float = _TIMEOUT_S,
     most_window_bytes: int | None = None,
 ) -> None:
     """Open a group with explicit options, before its first operator.
@@ -211,16 +160,41 @@ def prepare(
     if most_window_bytes is not None:
         most_window_bytes = whole_number(most_window_bytes, "most_window_bytes", 0)
     pg = process_group(group)
+    profile = machine if isinstance(machine, Machine) else Machine.named(machine)
+    on_gpu = profile.engine != "host"
+    with _lock_of(pg):
+        if _is_open(pg, on_gpu):
+            where = " for GPUs" if on_gpu else ""
+            raise InputError(f"the group is already open{where}; call ficco.close(group) first")
+        _open(pg, profile, compute, timeout_s, most_window_bytes)
+
+
+@collective
+def _open_with_defaults(group: Any, machine: str) -> None:
+    """Open a ProcessGroup as `prepare` would, unless another thread has opened it."""
+    with _lock_of(group):
+        if not _is_open(group, machine != "host"):
+            _open(group, Machine.named(machine), "torch", _TIMEOUT_S, None)
+
+
+def _lock_of(pg: Any) -> AbstractContextManager[bool]:
+    """Return the lock for opening a group: other threads' calls of the group wait for it."""
+    rank_in(pg)
+    return _locks.setdefault(pg.group_name, CallLock())()
+
+
+def _is_open(pg: Any, on_gpu: bool) -> bool:
+    return pg in _gpu_runtimes or pg in _fallbacks if on_gpu else pg in _runtimes
+
+
+def _open(
+    pg: Any, profile: Machine, compute: str, timeout_s: float, most_window_bytes: int | None
+) -> None:
     note_group(pg)
     _close_destroyed()
-    profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     if profile.engine != "host":
-        if pg in _gpu_runtimes or pg in _fallbacks:
-            raise InputError("the group is already open for GPUs; call ficco.close(group) first")
         _open_gpus(pg, profile, timeout_s, most_window_bytes)
         return
-    if pg in _runtimes:
-        raise InputError("the group is already open; call ficco.close(group) first")
     with _opening(pg):
         _runtimes[pg] = ProcessRuntime(
             pg, profile, computes.named(compute), timeout_s, most_window_bytes
@@ -262,8 +236,8 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
 def runtime(group: Any) -> ProcessRuntime:
     """Return the group's runtime for the CPU, opened now if necessary."""
     pg = process_group(group)
-    if pg not in _runtimes:
-        prepare(pg)
+    if not _is_open(pg, on_gpu=False):
+        _open_with_defaults(pg, "host")
     return _runtimes[pg]
 
 
@@ -289,13 +263,13 @@ def gpu_runtime(group: Any, device: Any) -> GpuProcessRuntime | None:
         InputError: the group was opened for another device.
     """
     pg = process_group(group)
-    if pg not in _gpu_runtimes and pg not in _fallbacks:
+    if not _is_open(pg, on_gpu=True):
         if torch.cuda.is_current_stream_capturing():
             raise InputError(
                 "the group's first call on GPUs cannot be captured into a CUDA graph; call "
                 "ficco.prepare(group, machine='cuda') on every rank before the capture"
             )
-        prepare(pg, machine="cuda")
+        _open_with_defaults(pg, "cuda")
     open_runtime = _gpu_runtimes.get(pg)
     if open_runtime is not None and open_runtime.device != device:
         raise InputError(f"tensors are on {device}, the group was opened for {open_runtime.device}")
@@ -386,7 +360,7 @@ def _note_devices() -> None:
     """Update the record of open groups, after a change."""
     _devices.clear()
     for kind in (_runtimes, _gpu_runtimes):
-        for pg, open_runtime in kind.items():
+        for pg, open_runtime in list(kind.items()):
             _devices[pg.group_name] = str(open_runtime.device)
 
 

@@ -14,8 +14,9 @@ import torch
 
 from ficco import registry
 from ficco.errors import InputError
-from ficco.modules import groups, operators
+from ficco.modules import operators
 from ficco.modules.calling import check_dense, check_sized
+from ficco.modules.group_names import process_group
 from ficco.private import torch_core
 from ficco.schedule import Schedule
 
@@ -128,9 +129,9 @@ def _name(group: Any, function: registry.Function) -> str:
         return ""
     if isinstance(group, str):
         return group
-    process_group = groups.process_group(group)
-    torch_core.note_group(process_group)
-    name: str = process_group.group_name
+    pg = process_group(group)
+    torch_core.note_group(pg)
+    name: str = pg.group_name
     return name
 
 

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ficco import registry
 from ficco.modules import groups, operators
 from ficco.modules.autograd import GRADIENTS, refuse_second
+from ficco.modules.group_names import process_group
 from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.registry import Function, Kept
 
@@ -27,8 +28,8 @@ NAMES: list[str] = []  # of custom operators
 
 def _ranks(group: str) -> tuple[int, int]:
     """Return this rank and the number of ranks of a group."""
-    process_group = groups.process_group(group)
-    return dist.get_rank(process_group), dist.get_world_size(process_group)
+    pg = process_group(group)
+    return dist.get_rank(pg), dist.get_world_size(pg)
 
 
 def _define(function: Function) -> None:

@@ -84,7 +84,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     found = Parts(request.param == "native")
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.capturing)
-    monkeypatch.setattr(call_cache.groups, "process_group", found.group_of)
+    monkeypatch.setattr(call_cache, "process_group", found.group_of)
     monkeypatch.setattr(call_cache, "calls", found.calls)
     monkeypatch.setattr(call_cache, "UNORDERED_CALLS", 2)
     found.keep()

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ficco.errors import InputError
-from ficco.modules import functions, groups
+from ficco.modules import functions
+from ficco.modules.group_names import process_group
 from ficco.modules.layers.sharing import Sharing
 from ficco.private.torch_core import any_autocast
 from ficco.problem import chunk_sizes
@@ -67,7 +68,7 @@ def ranks_of(group: Any) -> Ranks:
     Raises:
         InputError: this process is not in the group, or there is no group.
     """
-    pg = groups.process_group(group)
+    pg = process_group(group)
     rank_in(pg)
     return Ranks(pg)
 
