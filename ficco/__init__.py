@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ficco.call_lock import CallLock
 from ficco.errors import (
     EngineError,
     FiccoError,
@@ -17,7 +18,6 @@ from ficco.errors import (
     ScheduleError,
     TimeoutExceeded,
 )
-from ficco.runtime.call_lock import CallLock
 
 if TYPE_CHECKING:
     from ficco.device.windows import window

@@ -12,12 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+from ficco.call_lock import CallLock
 from ficco.errors import EngineError
 from ficco.kernels import pack
 from ficco.kernels.variants import Variant
@@ -27,7 +27,7 @@ __all__ = ["ByTriton", "compile_together", "find", "why_not"]
 _log = logging.getLogger("ficco")
 _FIRST_REPORT_S, _NEXT_REPORT_S, _POLL_S = 2.0, 10.0, 0.05  # progress reports, and polls
 _MOST_PROCESSES = 16
-_lock = threading.Lock()
+_lock = CallLock()
 _compiled: dict[tuple[int, Variant], pack.Found | str] = {}  # str: why native code cannot launch
 
 
@@ -64,7 +64,7 @@ def compile_together(variants: Iterable[Variant], capability: int) -> None:
     Raises:
         EngineError: compilation failed; the message says what the pack lacks and what to do.
     """
-    with _lock:
+    with _lock():
         missing = [
             variant
             for variant in dict.fromkeys(variants)

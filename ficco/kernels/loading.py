@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ficco.call_lock import CallLock
 from ficco.errors import EngineError, InputError
 from ficco.kernels import amd_loading, fallback, pack
 from ficco.kernels.amd_declarations import AMD_KERNELS
@@ -23,7 +23,7 @@ from ficco.kernels.variants import Launch, Variant, flattened, passed, variant_o
 __all__ = ["code", "code_of", "enqueue", "gpu", "prepared", "repeated", "warm"]
 
 _log = logging.getLogger("ficco")
-_lock = threading.RLock()
+_lock = CallLock()
 _loaded: dict[tuple[int, Variant], Code] = {}
 _repeated: dict[tuple[Any, ...], _Repeated] = {}
 _MOST_REPEATED = 512
@@ -59,7 +59,7 @@ def code(launch: Launch) -> Code:
     key = device, variant_of(launch)
     loaded = _loaded.get(key)
     if loaded is None:
-        with _lock:
+        with _lock():
             loaded = _loaded.get(key)
             if loaded is None:
                 loaded = _loaded[key] = _load(*key, launch.arrays.capability)
@@ -177,7 +177,7 @@ class _Repeated:
         device, _ = launch.arrays.current()
         on = _gpu_of(launch.kernel.name, device)
         self._call = _native.GpuCall(on, spec.native, len(places))
-        self._lock = threading.Lock()  # native code writes the parameters to one place
+        self._lock = CallLock()  # native code writes the parameters to one place
 
     def run(self, addresses: list[int], values: list[int], arrays: Arrays) -> None:
         """Enqueue the launch on the current stream.
@@ -186,7 +186,7 @@ class _Repeated:
             GpuError: the driver refuses the launch.
         """
         _, stream = arrays.current()
-        with self._lock:
+        with self._lock():
             self._call.run(addresses, values, stream)
 
 

@@ -10,12 +10,12 @@ import contextlib
 import functools
 import json
 import lzma
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ficco.call_lock import CallLock
 from ficco.kernels import sources
 from ficco.kernels.variants import Variant
 from ficco.settings import switch
@@ -53,7 +53,7 @@ class Pack:
     def __init__(self, path: Path) -> None:
         self._file = zipfile.ZipFile(path)
         self._blocks: dict[str, bytes] = {}  # in order of use, the most recent last
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self.manifest: dict[str, Any] = json.loads(self._read("manifest.json"))
 
     def find(self, variant: Variant) -> Found | None:
@@ -81,7 +81,7 @@ class Pack:
         return self._block(block)[begin : begin + size]
 
     def _block(self, name: str) -> bytes:
-        with self._lock:
+        with self._lock():
             block = self._blocks.pop(name, None)
             self._blocks[name] = block = self._read(name) if block is None else block
             if not _keepers:
@@ -90,7 +90,7 @@ class Pack:
 
     def drop_blocks(self) -> None:
         """Drop all unpacked blocks except for a few recently used ones."""
-        with self._lock:
+        with self._lock():
             self._drop()
 
     def _drop(self) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ficco import compute as computes
+from ficco.call_lock import CallLock
 from ficco.checking import positive_seconds, whole_number
 from ficco.engines import cuda
 from ficco.engines.environment import is_set
@@ -25,7 +26,6 @@ from ficco.machine import Machine
 from ficco.modules.group_names import process_group
 from ficco.private.finding import ABSENT
 from ficco.private.torch_core import note_group
-from ficco.runtime.call_lock import CallLock
 from ficco.runtime.members import rank_in, refuse_to_open
 from ficco.runtime.object_exchange import exchanged_objects, gathered_objects
 from ficco.runtime.process import ProcessRuntime

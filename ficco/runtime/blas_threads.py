@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ficco.call_lock import CallLock
+
 __all__ = ["single_threaded"]
 
-_lock = threading.Lock()
+_lock = CallLock()
 _users = 0
 _limit: Any = None
 _controller: Any = None
@@ -21,7 +22,7 @@ def single_threaded() -> Iterator[None]:
     global _users, _limit, _controller  # noqa: PLW0603 - the libraries' setting is global too
     from threadpoolctl import ThreadpoolController
 
-    with _lock:
+    with _lock():
         if _controller is None:
             _controller = ThreadpoolController()
         if _users == 0:
@@ -30,7 +31,7 @@ def single_threaded() -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
+        with _lock():
             _users -= 1
             if _users == 0:
                 _limit.restore_original_limits()

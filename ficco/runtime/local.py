@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from ficco.call_lock import CallLock
 from ficco.compute import Compute
 from ficco.dtypes import ELEMENT_BYTES
 from ficco.engines import available_memory, host
@@ -23,7 +24,6 @@ from ficco.plan import Plan, window_places
 from ficco.problem import Problem
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
-from ficco.runtime.call_lock import CallLock
 from ficco.runtime.failures import error_of
 from ficco.runtime.rank_threads import RankJob, RankThreads
 from ficco.schedule import Schedule

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ficco.call_lock import CallLock
 from ficco.engines import devices, gpu
 from ficco.engines.peer_windows import Group, PeerWindows, new_group
 from ficco.engines.peers import Peers
@@ -26,7 +27,6 @@ from ficco.passes import compile_plan
 from ficco.plan import Plan, WindowBytes, window_bytes_of
 from ficco.problem import Problem
 from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms, check_machine, timeline_of
-from ficco.runtime.call_lock import CallLock
 from ficco.runtime.failures import error_of
 from ficco.runtime.node_compute import NodeCompute
 from ficco.runtime.rank_threads import RankJob, RankThreads

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ficco.call_lock import CallLock
 from ficco.encoding import trace_rows
 from ficco.engines import host, shared_memory
 from ficco.errors import EngineError, InputError
@@ -26,7 +27,6 @@ from ficco.problem import Problem
 from ficco.runtime import forks
 from ficco.runtime.blas_threads import single_threaded
 from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
-from ficco.runtime.call_lock import CallLock
 from ficco.runtime.call_words import call_in_words, known_calls_in_words
 from ficco.runtime.failures import (
     ALIKE,

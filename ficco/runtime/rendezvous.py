@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ficco.call_lock import CallLock
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.runtime.bootstrap import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
-from ficco.runtime.call_lock import CallLock
 
 __all__ = ["Agenda", "Facts", "Rendezvous"]
 

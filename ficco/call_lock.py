@@ -1,4 +1,4 @@
-"""The lock that a runtime holds during a call."""
+"""The lock that a thread holds during a call, or a part of one."""
 
 from __future__ import annotations
 
