@@ -14,6 +14,7 @@ PACKAGE = ROOT / "ficco"
 
 # A room imports from floors below its own only (and from itself, if it is a package).
 FLOORS = {
+    "call_lock": 0,
     "checking": 0,
     "data": 0,
     "dtypes": 0,
@@ -64,6 +65,7 @@ FLOORS = {
     "__main__": 12,
 }
 SAME_FLOOR = {
+    ("call_lock", "errors"),
     ("plan_json", "plan"),
     ("lowered", "lowering"),
     ("checking", "errors"),

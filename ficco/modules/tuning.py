@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ _FOUND_OUT_S = 20.0  # ranks notice that a rank has failed at most this long aft
 Maker = Callable[[ProcessRuntime, Schedule], Callable[[], object]]
 
 
-class _Session:
-    """A context of `tune`.
+class _Session(ContextDecorator):
+    """A context of `tune`. It can be entered again, which measures what it has not measured yet.
 
     Attributes:
         most: how many schedules are measured of a problem in each regime; see `_promising`.
@@ -64,12 +64,20 @@ class _Session:
         self.most, self.folder = most, folder
         self.seen: WeakKeyDictionary[ProcessRuntime, set[str]] = WeakKeyDictionary()
 
+    def __enter__(self) -> None:
+        _sessions.append(self)
+        groups.forget_calls()
+
+    def __exit__(self, *_: object) -> None:
+        _sessions.remove(self)
+
 
 _sessions: list[_Session] = []  # of contexts that have not ended; the last one is in use
 
 
-@contextmanager
-def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) -> Iterator[None]:
+def tune(
+    *, schedules: int = 4, folder: str | os.PathLike[str] | None = None
+) -> AbstractContextManager[None]:
     """Measure the calls with schedule="auto" in a context, instead of predicting their times.
 
     The first call of each problem in the context runs several schedules a few times, on its own
@@ -96,7 +104,7 @@ def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) ->
             device, driver, processor, and set of versions and variables. None: nowhere.
 
     Returns:
-        A context manager. It returns nothing when it is entered.
+        A context manager, or a decorator of functions. It returns nothing when it is entered.
 
     Raises:
         InputError: `schedules` is not a number from 1 to 64, or there can be no such folder.
@@ -109,13 +117,7 @@ def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) ->
         torch.Size([4, 3])
     """
     most = whole_number(schedules, "schedules", 1, MOST_SCHEDULES)
-    session = _Session(most, None if folder is None else _folder(folder))
-    _sessions.append(session)
-    groups.forget_calls()
-    try:
-        yield
-    finally:
-        _sessions.remove(session)
+    return _Session(most, None if folder is None else _folder(folder))
 
 
 def _folder(folder: Any) -> Path:

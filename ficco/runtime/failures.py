@@ -83,7 +83,8 @@ def error_of(
         mismatch = f"rank {rank} runs another call than rank {word_rank}"
         return EngineError(f"{mismatch}.{notes} {ALIKE}. {remedy}")
     if kind == "stopped":
-        return EngineError(f"rank {rank} stopped.{notes} {remedy}")
+        why = notes or " Its own error says why."
+        return EngineError(f"rank {rank} stopped.{why} {remedy}")
     reset = remedy
     if not gone:
         remedy = f"timeout_s is {timeout_s:g}: raise it if the machine is slow. {remedy}"

@@ -201,12 +201,10 @@ class Rendezvous:
         """End the rendezvous if a rank has come for another purpose."""
         for rank, ask in sorted(asks.items()):
             if ask["what"] != agenda.what:
-                calls = f"{agenda.facts.get('call', '')} {ask['facts'].get('call', '')}".strip()
-                raise _Ended(
-                    "engine",
-                    text=f"rank {rank} came to {ask['what']}, rank {self.rank} to {agenda.what}. "
-                    f"{calls} Make the same calls on every rank, or call reset() on every rank.",
-                )
+                purposes = f"rank {rank} came to {ask['what']}, rank {self.rank} to {agenda.what}."
+                calls = [facts.get("call") for facts in (agenda.facts, ask["facts"])]
+                remedy = "Make the same calls on every rank, or call reset() on every rank."
+                raise _Ended("engine", text=" ".join(filter(None, [purposes, *calls, remedy])))
 
     def _wait_for_joined(self, agenda: Agenda, turns: dict[int, int], timeout_s: float) -> None:
         begin = time.monotonic()

@@ -132,6 +132,24 @@ def without_a_profile(rank: int, world: int) -> None:
     ficco.close()
 
 
+def one_context_again(rank: int, world: int) -> None:
+    """A context can be entered again, and be a decorator; it measures a problem once."""
+    runtime = opened()
+    x, w = draw(rank, 4, 8), torch.ones(8, 3)
+    context = ficco.tune(schedules=1)
+    with context:
+        ficco.matmul_all_reduce(x, w)
+    measured = dict(auto.tuned[runtime])
+    assert len(measured) == 1
+    with context:
+        ficco.matmul_all_reduce(x, w)
+    assert dict(auto.tuned[runtime]) == measured
+    context(ficco.all_gather_matmul)(x, w)
+    assert len(auto.tuned[runtime]) == 2
+    assert not tuning._sessions
+    ficco.close()
+
+
 def narrow_windows(rank: int, world: int) -> None:
     """Schedules that need more than the windows may have are not measured."""
     x, w = draw(rank, 64, 32), torch.ones(32, 8)
@@ -372,7 +390,7 @@ def main(store: str, rank: int, world: int) -> None:
     options_are_checked()
     for check in (
         gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
-        unlike_calls, one_refuses, problems_are_told_apart, one_fails, folders,
+        one_context_again, unlike_calls, one_refuses, problems_are_told_apart, one_fails, folders,
     ):  # fmt: skip
         check(rank, world)
         print(check.__name__, flush=True)
