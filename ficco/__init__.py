@@ -5,7 +5,9 @@ Importing it loads nothing heavy; names below are fetched when first used.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ficco.call_lock import CallLock
@@ -139,18 +141,30 @@ __all__ = [
 ]
 
 
-_loading = CallLock()
+_loading = CallLock(
+    "a name of ficco was used while the same thread loads ficco's modules, as the handler of a "
+    "signal can use one; set a flag in the handler, and use the name after the call that loads "
+    "them has ended"
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        with _loading():  # the handler of a signal would find modules that are half loaded
-            found = getattr(import_module(f"ficco.{_HOMES[name]}"), name)
+        found = getattr(_loaded(f"ficco.{_HOMES[name]}"), name)
         globals()[name] = found  # looked up once: it would cost every call microseconds
         return found
     if name == "_native":
         return _native_core()
     raise AttributeError(f"module 'ficco' has no attribute {name!r}")
+
+
+def _loaded(home: str) -> ModuleType:
+    """Import a module; refuse it inside another such import of this thread, which is half done."""
+    module = sys.modules.get(home)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        return module
+    with _loading():
+        return import_module(home)
 
 
 def _native_core() -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -11,11 +13,20 @@ from ficco.errors import EngineError
 __all__ = ["CallLock"]
 
 
+_REFUSAL = (
+    "a call of ficco began inside another call of the same thread, as the handler of a signal can "
+    "begin one; set a flag in the handler, and make the call after the other one has ended"
+)
+
+
 class CallLock:
     """A lock of calls: other threads wait for it; the thread that holds it gets an error.
 
     The handler of a signal runs on the main thread, in the middle of its call. A call that it makes
     would wait for that call, which goes on only after the handler.
+
+    Args:
+        refusal: the text of that error.
 
     Example:
         >>> lock = CallLock()
@@ -23,9 +34,14 @@ class CallLock:
         ...     pass
     """
 
-    __slots__ = ("_is_owned", "_lock")
+    __slots__ = ("__weakref__", "_is_owned", "_lock", "_refusal")
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: str = _REFUSAL) -> None:
+        self._refusal = refusal
+        self._renew()
+        _all.add(self)
+
+    def _renew(self) -> None:
         lock = threading.RLock()
         self._lock = lock
         # As threading.Condition asks a lock.
@@ -37,9 +53,17 @@ class CallLock:
         Raises EngineError: this thread holds it.
         """
         if self._is_owned():
-            raise EngineError(
-                "a call of ficco began inside another call of the same thread, as the handler of a "
-                "signal can begin one; set a flag in the handler, and make the call after the "
-                "other one has ended"
-            )
+            raise EngineError(self._refusal)
         return self._lock
+
+
+_all: weakref.WeakSet[CallLock] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    """Free all locks in a forked child: the threads that hold them are the parent's."""
+    for lock in list(_all):
+        lock._renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)

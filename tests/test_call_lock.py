@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -50,9 +51,30 @@ def test_a_handler_is_refused() -> None:
         pass
 
 
+def test_a_forked_child_finds_locks_free() -> None:
+    lock, taken, ended = CallLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock():
+            taken.set()
+            ended.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # ends a child that waits
+        with lock():
+            os._exit(0)
+    ended.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_no_other_locks() -> None:
     """A handler that makes a call would wait for ever for a plain lock of the call it is in."""
-    plain = re.compile(r"\bR?Lock\(\)")
+    plain = re.compile(r"threading\.(R?Lock|Condition|\w*Semaphore)\b|from threading import")
     found = {
         path.relative_to(SOURCES).as_posix()
         for path in SOURCES.rglob("*.py")

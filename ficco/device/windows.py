@@ -21,7 +21,7 @@ from ficco.device.layout import STATE_WORDS, STATUS, table_values
 from ficco.device.state import on_gpu
 from ficco.engines.available_memory import check_on
 from ficco.errors import EngineError, InputError, TimeoutExceeded, shown
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.modules.groups import gathered
 from ficco.private.torch_core import symmetric_memory
 from ficco.problem import MAX_WORLD

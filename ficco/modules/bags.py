@@ -10,7 +10,7 @@ import torch
 from ficco.errors import InputError, shown
 from ficco.modules import groups
 from ficco.modules.calling import check_dense, check_sized
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.operators import bag_functions
 from ficco.operators.bag_arrays import bag_modes
 from ficco.runtime.members import rank_in

@@ -20,7 +20,7 @@ from ficco.engines.prepared import PreparedCall, Results
 from ficco.engines.tensor_facts import reader_of
 from ficco.modules import groups
 from ficco.modules.auto import AUTO
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.operators.functions import as_matrix, rounded_length
 from ficco.private.torch_core import (
     contiguous_strides,

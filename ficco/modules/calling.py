@@ -32,7 +32,7 @@ from ficco.modules.call_cache import (
     shaped,
     taken_as,
 )
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.operators.arrays import row_contiguous
 from ficco.operators.functions import as_matrix
 from ficco.private.torch_core import unsafe_view

@@ -15,7 +15,7 @@ from ficco.engines.tensor_facts import CallFinder, flat_table
 from ficco.modules import autograd, call_cache, operators
 from ficco.modules.auto import AUTO
 from ficco.modules.call_cache import CachedCall, find, key_of
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.modules.groups import refuse
 from ficco.modules.operands import weights_of
 from ficco.modules.routes import (

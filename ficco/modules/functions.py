@@ -36,7 +36,7 @@ from ficco.modules import bags, fused_tables, torch_library
 from ficco.modules.auto import AUTO
 from ficco.modules.calling import check_schedule
 from ficco.modules.dispatching import Form, dispatch, repeatable, requires_grad
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.modules.groups import collective
 from ficco.modules.operands import pairs_of, weights_of
 from ficco.modules.routes import DIRECT, survey

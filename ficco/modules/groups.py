@@ -6,7 +6,6 @@ All ranks of a group open a runtime together. Operators are defined elsewhere.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial, wraps
@@ -23,7 +22,7 @@ from ficco.engines.environment import is_set
 from ficco.errors import DevicesRefused, EngineError, InputError
 from ficco.logs import log, reporting, set_up
 from ficco.machine import Machine
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.private.finding import ABSENT
 from ficco.private.torch_core import note_group
 from ficco.runtime.members import rank_in, refuse_to_open
@@ -68,8 +67,7 @@ _gpu_runtimes: dict[Any, GpuProcessRuntime] = {}
 _devices: dict[str, str] = {}  # devices of open groups, by the group's name
 _fallbacks: dict[Any, str] = {}  # why a group's GPUs run plain torch.distributed
 _NOTIFIED = "_ficco_notified"  # attribute of an error that was sent to the group's ranks
-_locks: dict[str, CallLock] = {}  # held to open a group, by the group's name
-os.register_at_fork(after_in_child=_locks.clear)  # the thread that held one is the parent's
+_locks: dict[str, CallLock] = {}  # held to open a group, by its name; they stay
 _TIMEOUT_S = 30.0
 _changes = [0]  # counts how often cached calls became invalid
 
@@ -178,7 +176,12 @@ def _open_with_defaults(group: Any, machine: str) -> None:
 
 
 def _lock_of(pg: Any) -> AbstractContextManager[bool]:
-    """Return the lock for opening a group: other threads' calls of the group wait for it."""
+    """Return the lock for opening a group: other threads' calls of the group wait for it.
+
+    Raises:
+        InputError: this process is not a rank of the group.
+        EngineError: this thread opens the group, and a signal's handler calls it meanwhile.
+    """
     rank_in(pg)
     return _locks.setdefault(pg.group_name, CallLock())()
 
@@ -357,11 +360,13 @@ def device_of(group: Any) -> str | None:
 
 
 def _note_devices() -> None:
-    """Update the record of open groups, after a change."""
-    _devices.clear()
-    for kind in (_runtimes, _gpu_runtimes):
-        for pg, open_runtime in list(kind.items()):
-            _devices[pg.group_name] = str(open_runtime.device)
+    """Update the record of open groups, after a change. Other threads may read it meanwhile."""
+    kinds = (_runtimes, _gpu_runtimes)
+    runtimes = [(pg.group_name, each) for kind in kinds for pg, each in list(kind.items())]
+    now = {name: str(open_runtime.device) for name, open_runtime in runtimes}
+    _devices.update(now)
+    for name in set(_devices) - set(now):
+        _devices.pop(name, None)
 
 
 def reset(group: Any = None) -> None:
@@ -447,18 +452,17 @@ def close(group: Any = None) -> None:
         >>> ficco.window_bytes()
         0
     """
-    known = any(group is pg for kind in (_runtimes, _gpu_runtimes, _fallbacks) for pg in kind)
+    known = any(group is pg for pg in [*_runtimes, *_gpu_runtimes, *_fallbacks])
     if not known and not dist.is_initialized():
         _close_destroyed()
         return
     unchecked = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
     pg = group if unchecked else process_group(group)
-    kinds = [kind for kind in (_runtimes, _gpu_runtimes) if pg in kind]
-    for kind in kinds:
-        kind[pg].check_outside()
+    kinds = (_runtimes, _gpu_runtimes)
+    for open_runtime in filter(None, [kind.get(pg) for kind in kinds]):
+        open_runtime.check_outside()
     _fallbacks.pop(pg, None)
-    for kind in kinds:
-        open_runtime = kind.pop(pg)
+    for open_runtime in filter(None, [kind.pop(pg, None) for kind in kinds]):
         forget_calls()
         _note_devices()
         open_runtime.close()

@@ -16,7 +16,7 @@ from ficco import registry
 from ficco.errors import InputError
 from ficco.modules import operators
 from ficco.modules.calling import check_dense, check_sized
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.private import torch_core
 from ficco.schedule import Schedule
 

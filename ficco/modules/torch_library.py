@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ficco import registry
 from ficco.modules import groups, operators
 from ficco.modules.autograd import GRADIENTS, refuse_second
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.private.torch_core import DisableAutocast, disable_dynamo
 from ficco.registry import Function, Kept
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack
+from contextlib import ContextDecorator, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from ficco.schedule import Schedule
 from ficco.selector import Choice, Ranked, serial
 from ficco.selector.candidates import plainness
 
-__all__ = ["Maker", "is_due", "measure", "tune"]
+__all__ = ["Maker", "TuningContext", "is_due", "measure", "tune"]
 
 MEASUREMENT = "measurement"  # what choices are made by
 MOST_SCHEDULES = 64
@@ -50,8 +50,8 @@ _FOUND_OUT_S = 20.0  # ranks notice that a rank has failed at most this long aft
 Maker = Callable[[ProcessRuntime, Schedule], Callable[[], object]]
 
 
-class _Session(ContextDecorator):
-    """A context of `tune`. It can be entered again, which measures what it has not measured yet.
+class TuningContext(ContextDecorator):
+    """A context of `tune`. It can be entered again; it measures no problem of `seen`.
 
     Attributes:
         most: how many schedules are measured of a problem in each regime; see `_promising`.
@@ -65,19 +65,18 @@ class _Session(ContextDecorator):
         self.seen: WeakKeyDictionary[ProcessRuntime, set[str]] = WeakKeyDictionary()
 
     def __enter__(self) -> None:
-        _sessions.append(self)
         groups.forget_calls()
+        _sessions.append(self)
 
     def __exit__(self, *_: object) -> None:
-        _sessions.remove(self)
+        last = max(place for place, each in enumerate(_sessions) if each is self)
+        del _sessions[last]
 
 
-_sessions: list[_Session] = []  # of contexts that have not ended; the last one is in use
+_sessions: list[TuningContext] = []  # of contexts that have not ended; the last one is in use
 
 
-def tune(
-    *, schedules: int = 4, folder: str | os.PathLike[str] | None = None
-) -> AbstractContextManager[None]:
+def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) -> TuningContext:
     """Measure the calls with schedule="auto" in a context, instead of predicting their times.
 
     The first call of each problem in the context runs several schedules a few times, on its own
@@ -104,7 +103,8 @@ def tune(
             device, driver, processor, and set of versions and variables. None: nowhere.
 
     Returns:
-        A context manager, or a decorator of functions. It returns nothing when it is entered.
+        A context manager, which can also decorate functions. It can be entered again, and then
+        measures only new problems. `with` binds None.
 
     Raises:
         InputError: `schedules` is not a number from 1 to 64, or there can be no such folder.
@@ -117,7 +117,7 @@ def tune(
         torch.Size([4, 3])
     """
     most = whole_number(schedules, "schedules", 1, MOST_SCHEDULES)
-    return _Session(most, None if folder is None else _folder(folder))
+    return TuningContext(most, None if folder is None else _folder(folder))
 
 
 def _folder(folder: Any) -> Path:

@@ -83,7 +83,7 @@ def error_of(
         mismatch = f"rank {rank} runs another call than rank {word_rank}"
         return EngineError(f"{mismatch}.{notes} {ALIKE}. {remedy}")
     if kind == "stopped":
-        why = notes or " Its own error says why."
+        why = notes or f" The error on rank {rank} says why."
         return EngineError(f"rank {rank} stopped.{why} {remedy}")
     reset = remedy
     if not gone:

@@ -297,7 +297,6 @@ class ProcessRuntime:
     def leave_to_parent(self) -> None:
         """Refuse all calls in this child of the process that opened the group."""
         self._of_parent = True
-        self._lock = CallLock()  # another thread of the parent may have held it
         INHERITED.extend([*self._groups, self._last, self._bound])
         self._groups.clear()
         self._bound, self._last = BoundPrograms(), None

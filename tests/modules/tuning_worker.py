@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,11 @@ def one_context_again(rank: int, world: int) -> None:
     assert dict(auto.tuned[runtime]) == measured
     context(ficco.all_gather_matmul)(x, w)
     assert len(auto.tuned[runtime]) == 2
+    with context, ficco.tune(), ExitStack() as stack:
+        inner = tuning._sessions[-1]
+        stack.enter_context(context)
+        stack.close()
+        assert tuning._sessions[-1] is inner is not context
     assert not tuning._sessions
     ficco.close()
 

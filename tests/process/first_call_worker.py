@@ -1,7 +1,11 @@
-"""First calls of a process: several threads make them, or a call begins at every import of one."""
+"""First calls of a process: several threads make them, or a call begins at every import of one.
+
+[RANK=R WORLD_SIZE=N] python first_call_worker.py whole|name|threads|closing STORE
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -13,20 +17,26 @@ import torch.distributed as dist
 
 import ficco
 
+torch.manual_seed(0)
 X, W = torch.randn(8, 16), torch.randn(16, 8)
 THREADS = 4
 
 
+def right(y: torch.Tensor) -> bool:
+    """Return whether a result is right; all ranks have equal shards."""
+    return torch.allclose(y, (X @ W).repeat(dist.get_world_size(), 1))
+
+
 def whole() -> bool:
     """Call an operator by its full name, which loads ficco's modules; return if it is right."""
-    return torch.allclose(ficco.all_gather_matmul(X, W), X @ W)
+    return right(ficco.all_gather_matmul(X, W))
 
 
 def from_name() -> Callable[[], bool]:
     """Return a call of an operator that was imported by its name, before a group is open."""
     from ficco import all_gather_matmul
 
-    return lambda: torch.allclose(all_gather_matmul(X, W), X @ W)
+    return lambda: right(all_gather_matmul(X, W))
 
 
 class CallsAtImports:
@@ -47,7 +57,7 @@ class CallsAtImports:
             assert self.call()
             self.made += 1
         except ficco.EngineError as error:
-            assert "inside another call of the same thread" in str(error)
+            assert "the same thread" in str(error)
             self.refused += 1
         finally:
             self.inside = False
@@ -65,27 +75,71 @@ def call_at_imports(call: Callable[[], bool]) -> None:
     print(f"{calls.refused} calls refused, {calls.made} made")
 
 
-def call_in_threads() -> None:
-    call, start, right = from_name(), threading.Barrier(THREADS), []
+def in_threads(run: Callable[[], object]) -> None:
+    """Run a function in several threads at once; raise the first of their errors."""
+    start, errors = threading.Barrier(THREADS), []
 
-    def run() -> None:
+    def begin() -> None:
         start.wait()
-        right.append(call())
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
 
-    threads = [threading.Thread(target=run) for _ in range(THREADS)]
+    threads = [threading.Thread(target=begin) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert right == [True] * THREADS
+    for error in errors:
+        raise error
+
+
+def call_in_threads() -> None:
+    """All threads' first calls use one runtime. Ranks need long to open a group together."""
+    call = from_name()
+    from ficco.modules import groups
+
+    opened, runtime_of = [], groups.ProcessRuntime
+
+    def noted(*given: Any) -> Any:
+        opened.append(runtime_of(*given))
+        return opened[-1]
+
+    groups.ProcessRuntime = noted  # type: ignore[assignment,misc]
+
+    def run() -> None:
+        assert call()
+
+    in_threads(run)
+    assert len(opened) == 1, opened
+
+
+def close_in_threads() -> None:
+    """Threads may close one group at once."""
+    call, interval = from_name(), sys.getswitchinterval()
+    for _ in range(30):
+        assert call()
+        sys.setswitchinterval(1e-6)
+        in_threads(ficco.close)
+        sys.setswitchinterval(interval)
+
+
+def main(how: str, store: str) -> None:
+    if how in ("whole", "name"):
+        assert "ficco.modules" not in sys.modules, "the first call is to load them"
+    rank, world = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
+    world = max(world, 1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    if how == "threads":
+        call_in_threads()
+    elif how == "closing":
+        close_in_threads()
+    else:
+        call_at_imports(whole if how == "whole" else from_name())
+    ficco.close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    assert "ficco.modules" not in sys.modules, "the first call is to load them"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    if sys.argv[1] == "threads":
-        call_in_threads()
-    else:
-        call_at_imports(whole if sys.argv[1] == "whole" else from_name())
-    ficco.close()
-    dist.destroy_process_group()
+    main(*sys.argv[1:])

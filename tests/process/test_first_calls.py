@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from forking import run_forked
+from forking import run_forked, run_ranks
 
 WORKER = Path(__file__).with_name("first_call_worker.py")
 
 
-@pytest.mark.parametrize("how", ["whole", "name", "threads"])
-def test_calls_that_begin_during_the_first_call(how: str, tmp_path: Path) -> None:
-    code, said = run_forked(WORKER, how, folder=tmp_path, environment={}, timeout=100, kind="torch")
+@pytest.mark.parametrize("how", ["whole", "name", "closing"])
+def test_calls_of_handlers_and_threads(how: str, tmp_path: Path) -> None:
+    code, said = run_forked(
+        WORKER, how, tmp_path / "store", folder=tmp_path, environment={}, timeout=100, kind="torch"
+    )
     assert code == 0, said
+
+
+def test_threads_open_a_group_once(tmp_path: Path) -> None:
+    run_ranks(
+        2, WORKER, "threads", tmp_path / "store", folder=tmp_path, environment={}, timeout=100
+    )

@@ -83,7 +83,8 @@ def test_ctrl_c_as_a_call_starts(two: Ranks) -> None:
     two.all[1].send("function", NAME, inner=7, schedule="shard_p2p")
     two.all[0].send("interrupted_start", NAME)
     answer = two.all[1].receive(LONG_S)
-    assert answer.get("error") == "EngineError" and "rank 0 stopped" in answer["text"], answer
+    assert answer.get("error") == "EngineError", answer
+    assert "rank 0 stopped. The error on rank 0 says why. Call" in answer["text"], answer
     interrupted(two, "KeyboardInterrupt")
 
 

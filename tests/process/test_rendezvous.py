@@ -255,7 +255,7 @@ class TestRendezvous:
         )
         for error in found.values():
             assert isinstance(error, EngineError)
-            assert "rank 1 came to grow, rank 0 to reset" in str(error)
+            assert "rank 1 came to grow, rank 0 to reset. Make the same" in str(error)
 
     def test_other_calls_are_told_apart_before_all_have_come(self, rendezvous: list[Any]) -> None:
         """Ranks that meet for calls do not wait for a third rank; both calls are named."""

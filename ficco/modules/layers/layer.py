@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ficco.errors import InputError
 from ficco.modules import functions
-from ficco.modules.group_names import process_group
+from ficco.modules.group_argument import process_group
 from ficco.modules.layers.sharing import Sharing
 from ficco.private.torch_core import any_autocast
 from ficco.problem import chunk_sizes
