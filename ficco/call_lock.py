@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,6 +15,7 @@ from ficco.errors import EngineError
 __all__ = ["CallLock"]
 
 
+_EXIT_S = 1.0  # for calls of daemon threads to end
 _REFUSAL = (
     "a call of ficco began inside another call of the same thread, as the handler of a signal can "
     "begin one; set a flag in the handler, and make the call after the other one has ended"
@@ -66,4 +69,18 @@ def _renew_all() -> None:
         lock._renew()
 
 
+def _keep_all() -> None:
+    """Let calls of daemon threads end when Python exits, and begin no more.
+
+    Python ends such a thread when it returns from native code, which aborts the process in C++.
+    A call that lasts longer is left alone. This thread may still make calls.
+    """
+    deadline = time.monotonic() + _EXIT_S
+    for lock in list(_all):
+        if not lock._is_owned():
+            lock._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        lock._is_owned = lambda: False
+
+
 os.register_at_fork(after_in_child=_renew_all)
+atexit.register(_keep_all)

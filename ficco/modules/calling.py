@@ -230,9 +230,9 @@ class Call:
             with torch.cuda.device(self.device):
                 return self._run_on_gpu(problem, tensors, named)
         runtime = groups.runtime(self.group)
-        if named is None and tuning.is_due(problem, runtime):
+        if named is None and (context := tuning.due(problem, runtime)):
             make = partial(self._on_host_by, problem, tensors)
-            tuning.measure(problem, runtime, self.group, self.device, make)
+            tuning.measure(context, problem, runtime, self.group, self.device, make)
         return self._on_host_by(problem, tensors, runtime, self._chosen(problem, named, runtime))()
 
     def _on_host_by(
@@ -267,9 +267,9 @@ class Call:
         runtime = groups.gpu_runtime(self.group, self.device)
         if runtime is None:  # the reason was logged when the group was opened
             return self._run_plain(problem, tensors)
-        if named is None and tuning.is_due(problem, runtime):
+        if named is None and (context := tuning.due(problem, runtime)):
             make = partial(self._on_gpu_by, problem, tensors)
-            if tuning.measure(problem, runtime, self.group, self.device, make):
+            if tuning.measure(context, problem, runtime, self.group, self.device, make):
                 runtime.repeats(problem)  # this call was made before
         changes = groups.changes()  # before the choice
         since = changes, runtime.moves if named is None else None

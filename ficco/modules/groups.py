@@ -161,18 +161,24 @@ def prepare(
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     on_gpu = profile.engine != "host"
     with _lock_of(pg):
-        if _is_open(pg, on_gpu):
+        if pg in _gpu_runtimes or pg in _fallbacks if on_gpu else pg in _runtimes:
             where = " for GPUs" if on_gpu else ""
             raise InputError(f"the group is already open{where}; call ficco.close(group) first")
         _open(pg, profile, compute, timeout_s, most_window_bytes)
 
 
 @collective
-def _open_with_defaults(group: Any, machine: str) -> None:
-    """Open a ProcessGroup as `prepare` would, unless another thread has opened it."""
+def _opened_with_defaults(group: Any, machine: str) -> Any:
+    """Return a ProcessGroup's runtime, opened as by `prepare` unless another thread has opened it.
+
+    None: its GPUs run plain torch.distributed.
+    """
+    on_gpu = machine != "host"
     with _lock_of(group):
-        if not _is_open(group, machine != "host"):
-            _open(group, Machine.named(machine), "torch", _TIMEOUT_S, None)
+        found = (_gpu_runtimes if on_gpu else _runtimes).get(group)
+        if found is None and not (on_gpu and group in _fallbacks):
+            found = _open(group, Machine.named(machine), "torch", _TIMEOUT_S, None)
+    return found
 
 
 def _lock_of(pg: Any) -> AbstractContextManager[bool]:
@@ -186,24 +192,22 @@ def _lock_of(pg: Any) -> AbstractContextManager[bool]:
     return _locks.setdefault(pg.group_name, CallLock())()
 
 
-def _is_open(pg: Any, on_gpu: bool) -> bool:
-    return pg in _gpu_runtimes or pg in _fallbacks if on_gpu else pg in _runtimes
-
-
 def _open(
     pg: Any, profile: Machine, compute: str, timeout_s: float, most_window_bytes: int | None
-) -> None:
+) -> ProcessRuntime | None:
+    """Open a group that is not open; return None if its GPUs run plain torch.distributed."""
     note_group(pg)
     _close_destroyed()
     if profile.engine != "host":
-        _open_gpus(pg, profile, timeout_s, most_window_bytes)
-        return
+        return _open_gpus(pg, profile, timeout_s, most_window_bytes)
     with _opening(pg):
-        _runtimes[pg] = ProcessRuntime(
+        opened_now = ProcessRuntime(
             pg, profile, computes.named(compute), timeout_s, most_window_bytes
         )
+    _runtimes[pg] = opened_now
     _note_devices()
-    log.info("group of %d ranks opened on machine %s", _runtimes[pg].world, profile.name)
+    log.info("group of %d ranks opened on machine %s", opened_now.world, profile.name)
+    return opened_now
 
 
 def _opening(pg: Any) -> AbstractContextManager[None]:
@@ -213,7 +217,9 @@ def _opening(pg: Any) -> AbstractContextManager[None]:
                      dist.get_rank(pg) == 0)  # fmt: skip
 
 
-def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None) -> None:
+def _open_gpus(
+    pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None
+) -> ProcessRuntime | None:
     from ficco.runtime.kernels_of_group import kernels_of
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
@@ -225,7 +231,7 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     except DevicesRefused as refused:  # on all ranks
         _fallbacks[pg] = str(refused)
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", refused)
-        return
+        return None
     kernels = kernels_of(runtime)
     if kernels.reason:
         log.warning("schedule='auto' uses none of ficco's own kernels: %s", kernels.reason)
@@ -234,14 +240,14 @@ def _open_gpus(pg: Any, profile: Machine, timeout_s: float, most_window_bytes: i
     _note_devices()
     forget_calls()
     log.info("group of %d GPUs opened on machine %s", runtime.world, profile.name)
+    return runtime
 
 
 def runtime(group: Any) -> ProcessRuntime:
     """Return the group's runtime for the CPU, opened now if necessary."""
     pg = process_group(group)
-    if not _is_open(pg, on_gpu=False):
-        _open_with_defaults(pg, "host")
-    return _runtimes[pg]
+    found = _runtimes.get(pg)
+    return _opened_with_defaults(pg, "host") if found is None else found
 
 
 @contextmanager
@@ -266,14 +272,14 @@ def gpu_runtime(group: Any, device: Any) -> GpuProcessRuntime | None:
         InputError: the group was opened for another device.
     """
     pg = process_group(group)
-    if not _is_open(pg, on_gpu=True):
+    open_runtime = _gpu_runtimes.get(pg)
+    if open_runtime is None and pg not in _fallbacks:
         if torch.cuda.is_current_stream_capturing():
             raise InputError(
                 "the group's first call on GPUs cannot be captured into a CUDA graph; call "
                 "ficco.prepare(group, machine='cuda') on every rank before the capture"
             )
-        _open_with_defaults(pg, "cuda")
-    open_runtime = _gpu_runtimes.get(pg)
+        open_runtime = _opened_with_defaults(pg, "cuda")
     if open_runtime is not None and open_runtime.device != device:
         raise InputError(f"tensors are on {device}, the group was opened for {open_runtime.device}")
     return open_runtime
@@ -348,7 +354,8 @@ def fallback_reason(group: Any = None) -> str | None:
 def opened(group: Any) -> list[ProcessRuntime]:
     """Return the open runtimes of a group, in the same order on all ranks."""
     pg = process_group(group)
-    return [kind[pg] for kind in (_gpu_runtimes, _runtimes) if pg in kind]
+    found = [kind.get(pg) for kind in (_gpu_runtimes, _runtimes)]
+    return [open_runtime for open_runtime in found if open_runtime is not None]
 
 
 def device_of(group: Any) -> str | None:

@@ -36,7 +36,7 @@ from ficco.schedule import Schedule
 from ficco.selector import Choice, Ranked, serial
 from ficco.selector.candidates import plainness
 
-__all__ = ["Maker", "TuningContext", "is_due", "measure", "tune"]
+__all__ = ["Maker", "TuningContext", "due", "measure", "tune"]
 
 MEASUREMENT = "measurement"  # what choices are made by
 MOST_SCHEDULES = 64
@@ -84,7 +84,8 @@ def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) ->
     kernels must be compiled. The ranks exchange the times, and take the fastest schedule for this
     and all later calls of the problem, until the group is closed. Calls on GPUs
     are timed eagerly and in CUDA graphs; each kind of call gets its own choice. Calls in the
-    backward pass are measured, too. `ficco.explain` and `FICCO_LOG=INFO` show the times.
+    backward pass are measured, too, and so are calls of other threads: end the context on all ranks
+    between the same calls of every group. `ficco.explain` and `FICCO_LOG=INFO` show the times.
 
     Predictions do not know shapes for which the GEMM library is unusually fast or slow. Tune the
     calls of a warm-up where they matter. All ranks of a group enter the context before the same
@@ -130,22 +131,25 @@ def _folder(folder: Any) -> Path:
     return found
 
 
-def is_due(problem: Problem, runtime: ProcessRuntime) -> bool:
-    """Return whether a call with schedule="auto" is to be measured first.
+def due(problem: Problem, runtime: ProcessRuntime) -> TuningContext | None:
+    """Return the context in which a call with schedule="auto" is to be measured first, or None.
 
-    All ranks get the same answer for the same call, if all are in a context of `tune`.
+    All ranks get an answer alike for the same call, if all are in a context of `tune`.
     """
-    if not _sessions or runtime.world == 1 or auto.regime() == "captured":
-        return False
-    return auto.tuned_key(problem) not in _sessions[-1].seen.get(runtime, ())
+    inner = _sessions[-1:]  # another thread may end the last one meanwhile
+    if not inner or runtime.world == 1 or auto.regime() == "captured":
+        return None
+    return None if auto.tuned_key(problem) in inner[0].seen.get(runtime, ()) else inner[0]
 
 
 def measure(
-    problem: Problem, runtime: ProcessRuntime, group: Any, device: torch.device, make: Maker
-) -> bool:
+    context: TuningContext, problem: Problem, runtime: ProcessRuntime, group: Any,
+    device: torch.device, make: Maker,
+) -> bool:  # fmt: skip
     """Measure a problem, and let `auto` choose by the times. A collective call.
 
     Args:
+        context: from `due`.
         problem: of the call.
         runtime: of its group.
         group: its ProcessGroup.
@@ -162,13 +166,13 @@ def measure(
     if device.type == "cpu":
         host_profile.measure_once(runtime, group, problem)
     _check_alike(problem, runtime)
-    for session in _sessions:  # outer contexts do not measure it again
+    for session in {context, *_sessions}:  # outer contexts do not measure it again
         session.seen.setdefault(runtime, set()).add(auto.tuned_key(problem))
     call = call_in_words(problem, None, runtime.rank)
-    leads, folder = runtime.rank == 0, _sessions[-1].folder
+    leads, folder = runtime.rank == 0, context.folder
     own = tuned_files.read(folder, problem, runtime, device) if leads and folder else None
     kept: Times | None = gathered_objects(runtime, own, call)[0]
-    found = kept or _measured(problem, runtime, group, device, make)
+    found = kept or _measured(context.most, problem, runtime, group, device, make)
     if found is None:
         return False
     choices = {when: _choice_of(found, when) for when in found.ms if when != "synchronized"}
@@ -183,12 +187,12 @@ def measure(
 
 
 def _measured(
-    problem: Problem, runtime: ProcessRuntime, group: Any, device: torch.device, make: Maker
-) -> Times | None:
+    most: int, problem: Problem, runtime: ProcessRuntime, group: Any, device: torch.device,
+    make: Maker,
+) -> Times | None:  # fmt: skip
     """Measure a problem; return None if a rank has failed."""
     if device.type == "cuda":  # kernels of the two runtimes must not wait for each other
         torch.cuda.synchronize(device)
-    most = _sessions[-1].most
     schedules, are_ranked = _schedules(problem, runtime, device, most)
     if len(schedules) == 1:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from ficco.call_lock import CallLock
 __all__ = ["single_threaded"]
 
 _lock = CallLock()
-_users = 0
+_uses: set[object] = set()  # that have not ended
 _limit: Any = None
 _controller: Any = None
 
@@ -19,19 +20,31 @@ _controller: Any = None
 @contextmanager
 def single_threaded() -> Iterator[None]:
     """Limit BLAS libraries to one thread; nested and concurrent uses are counted."""
-    global _users, _limit, _controller  # noqa: PLW0603 - the libraries' setting is global too
+    global _limit, _controller  # noqa: PLW0603 - the libraries' setting is global too
     from threadpoolctl import ThreadpoolController
 
+    use = object()
     with _lock():
         if _controller is None:
             _controller = ThreadpoolController()
-        if _users == 0:
+        if not _uses:
             _limit = _controller.limit(limits=1, user_api="blas")
-        _users += 1
+        _uses.add(use)
     try:
         yield
     finally:
         with _lock():
-            _users -= 1
-            if _users == 0:
-                _limit.restore_original_limits()
+            if use in _uses:  # not so in a child that was forked meanwhile
+                _uses.remove(use)
+                if not _uses:
+                    _limit.restore_original_limits()
+
+
+def _restore() -> None:
+    """Restore the user's setting in a forked child: the parent's threads do not end their uses."""
+    if _uses:
+        _uses.clear()
+        _limit.restore_original_limits()
+
+
+os.register_at_fork(after_in_child=_restore)

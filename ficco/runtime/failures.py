@@ -11,8 +11,8 @@ from ficco.errors import EngineError, TimeoutExceeded
 from ficco.plan import Signal, signal_at
 
 __all__ = [
-    "ALIKE", "GONE", "Failure", "differing_digests", "error_of", "failed_word", "raiser_of",
-    "refused_in_words",
+    "ALIKE", "CLOSED", "GONE", "Failure", "differing_digests", "error_of", "failed_word",
+    "raiser_of", "refused_in_words",
 ]  # fmt: skip
 
 ALIKE = (
@@ -20,6 +20,11 @@ ALIKE = (
     "splits, k or n, dtype and schedule (if columns or depths differ, name a schedule, because "
     "auto may choose differently per rank; in a model that overlaps: the same modes and hooks on "
     "its layers, or share=False; ficco.tune on all ranks or on none)"
+)
+
+CLOSED = (
+    "the group was closed before this call had ended, by ficco.close() in another thread or by the "
+    "end of the program; a new call on every rank opens it again"
 )
 
 GONE = "Restart the processes, or make a new group of the remaining ranks."

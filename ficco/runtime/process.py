@@ -30,6 +30,7 @@ from ficco.runtime.bound import BoundPrograms, check_machine, timeline_of
 from ficco.runtime.call_words import call_in_words, known_calls_in_words
 from ficco.runtime.failures import (
     ALIKE,
+    CLOSED,
     Failure,
     differing_digests,
     error_of,
@@ -124,13 +125,13 @@ class ProcessRuntime:
         note_turn(members.group, self._rendezvous.turn)
         self._groups: list[shared_memory.Group] = []  # one while the group is open, else none
         self._end = weakref.finalize(self, _end, os.getpid(), self._rendezvous, self._groups)
+        forks.watch(self)
         try:
             self._agree_to_open()
             self._meet("open the group", WindowBytes())
         except BaseException:
             self._end()
             raise
-        forks.watch(self)
 
     def _agree_to_open(self) -> None:
         """Meet all ranks before windows are made; raise on all ranks if they cannot be made."""
@@ -300,7 +301,7 @@ class ProcessRuntime:
         INHERITED.extend([*self._groups, self._last, self._bound])
         self._groups.clear()
         self._bound, self._last = BoundPrograms(), None
-        self._rendezvous.close()  # else peers would see the parent alive as long as this process
+        self._rendezvous.leave_to_parent()
 
     def close(self) -> None:
         """Free this rank's threads, windows and sockets. Later calls raise EngineError."""
@@ -314,7 +315,7 @@ class ProcessRuntime:
         if self._of_parent:
             raise EngineError(forks.REFUSAL)
         if not self._groups:
-            raise EngineError("this runtime is closed; make a new one on every rank")
+            raise EngineError(CLOSED)
         return self._groups[0]
 
     def _check_alive(self) -> None:

@@ -12,6 +12,7 @@ Any error ends the rendezvous on every rank, with the same message.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 from ficco.call_lock import CallLock
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.runtime.bootstrap import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
+from ficco.runtime.failures import CLOSED
 
 __all__ = ["Agenda", "Facts", "Rendezvous"]
 
@@ -117,7 +119,7 @@ class Rendezvous:
         if self.world == 1:
             return _joined(agenda, *agenda.make([agenda.facts]))
         if not self._peers:
-            raise EngineError("this runtime is closed; make a new one on every rank")
+            raise EngineError(CLOSED)
         with self._lock():
             self._turn += 1
             try:
@@ -326,7 +328,14 @@ class Rendezvous:
             pass
 
     def close(self) -> None:
-        """Close the connection; other ranks see that this one has left."""
+        """End the connections; other ranks see that this one has left."""
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):  # the peer has left before
+                peer.shutdown(socket.SHUT_RDWR)  # also if a forked child has a copy
+        self.leave_to_parent()
+
+    def leave_to_parent(self) -> None:
+        """Close this process's copies of the connections, which its parent keeps."""
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()

@@ -146,9 +146,9 @@ def choices(runtime: Any, rank: int, world: int) -> None:
     measured: list[str] = []
     measure = tuning.measure
 
-    def counted(problem: Any, *rest: Any) -> bool:
+    def counted(context: Any, problem: Any, *rest: Any) -> bool:
         measured.append(problem.op)
-        return measure(problem, *rest)
+        return measure(context, problem, *rest)
 
     tuning.measure = counted
     try:

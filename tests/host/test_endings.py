@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 import ficco
 from ficco import data
@@ -252,3 +254,61 @@ runpy.run_module("ficco", run_name="__main__")
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "ficco: interrupted\n")
+
+
+def test_python_ends_while_daemon_threads_make_calls() -> None:
+    """They end between two calls, not in native code, which would abort the process."""
+    code = """
+import threading, time
+import numpy as np
+import ficco
+node = ficco.Node(2)
+xs, ws = [np.ones((40, 16), np.float32)] * 2, [np.ones((16, 8), np.float32)] * 2
+def call():
+    while True:
+        node.all_gather_matmul(xs, ws, schedule="hetero_fused_1d")
+for _ in range(2):
+    threading.Thread(target=call, daemon=True).start()
+time.sleep(0.3)
+"""
+    runs = [
+        subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    ended = [(run.communicate(timeout=60)[1], run.returncode) for run in runs]
+    assert ended == [("", 0)] * 6
+
+
+def test_a_child_forked_during_calls_makes_a_node_of_its_own() -> None:
+    """Whenever the fork comes; BLAS has its threads again."""
+    node, stop = ficco.Node(2), threading.Event()
+    xs, ws = [np.ones((4, 4), np.float32)] * 2, [np.ones((4, 2), np.float32)] * 2
+    node.all_gather_matmul(xs, ws)  # NumPy imports modules at its first call
+    before = threads_of_blas()
+
+    def call() -> None:
+        while not stop.is_set():
+            node.all_gather_matmul(xs, ws)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    for _ in range(30):
+        time.sleep(0.002)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # ends a child that waits
+            right = threads_of_blas() == before
+            with ficco.Node(2) as own:
+                right &= bool((own.all_gather_matmul(xs, ws)[0] == 4).all())
+            os._exit(0 if right and threads_of_blas() == before else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    stop.set()
+    thread.join()
+    node.close()
+
+
+def threads_of_blas() -> list[int]:
+    """Return how many threads the BLAS libraries of this process use."""
+    found = threadpoolctl.threadpool_info()
+    return [each["num_threads"] for each in found if each["user_api"] == "blas"]

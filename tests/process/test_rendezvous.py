@@ -325,8 +325,13 @@ class TestRendezvous:
         found = together(lambda rank: rendezvous[rank].meet(agenda(rank), 0.5 if not rank else 20))
         assert set(found.values()) == {10 * (WORLD - 1)}, found
 
+    @pytest.mark.parametrize("forked", [False, True], ids=["alone", "with a forked child"])
     @pytest.mark.parametrize("gone", range(WORLD))
-    def test_who_has_left_is_named_now_and_later(self, rendezvous: list[Any], gone: int) -> None:
+    def test_who_has_left_is_named_now_and_later(
+        self, rendezvous: list[Any], gone: int, forked: bool
+    ) -> None:
+        held = rendezvous[gone]._peers.values() if forked else ()
+        copies = [connection.dup() for connection in held]  # as a child has them
         rendezvous[gone].close()
         others = sorted(set(range(WORLD)) - {gone})
         for _ in range(2):
@@ -335,6 +340,8 @@ class TestRendezvous:
                 with pytest.raises(EngineError, match=rf"rank {gone} \(pid \d+\) has left"):
                     rendezvous[rank].meet(agenda(rank), 5)
             assert time.monotonic() - begin < 2
+        for connection in copies:
+            connection.close()
 
     def test_all_have_what_each_brings(self, rendezvous: list[Rendezvous]) -> None:
         for _ in range(3):
@@ -354,7 +361,7 @@ class TestRendezvous:
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_a_closed_rank_does_not_meet(rendezvous: Any, rank: int) -> None:
     rendezvous[rank].close()
-    with pytest.raises(EngineError, match="this runtime is closed"):
+    with pytest.raises(EngineError, match="the group was closed"):
         rendezvous[rank].meet(agenda(rank), 20)
 
 
