@@ -10,7 +10,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ficco.call_lock import CallLock
 from ficco.errors import (
     EngineError,
     FiccoError,
@@ -20,6 +19,7 @@ from ficco.errors import (
     ScheduleError,
     TimeoutExceeded,
 )
+from ficco.signal_delay import handlers_wait
 
 if TYPE_CHECKING:
     from ficco.device.windows import window
@@ -141,16 +141,9 @@ __all__ = [
 ]
 
 
-_loading = CallLock(
-    "a name of ficco was used while the same thread loads ficco's modules, as the handler of a "
-    "signal can use one; set a flag in the handler, and use the name after the call that loads "
-    "them has ended"
-)
-
-
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        found = getattr(_loaded(f"ficco.{_HOMES[name]}"), name)
+        found = getattr(_loaded(_HOMES[name]), name)
         globals()[name] = found  # looked up once: it would cost every call microseconds
         return found
     if name == "_native":
@@ -159,12 +152,14 @@ def __getattr__(name: str) -> Any:
 
 
 def _loaded(home: str) -> ModuleType:
-    """Import a module; refuse it inside another such import of this thread, which is half done."""
-    module = sys.modules.get(home)
-    if module is not None and not getattr(module.__spec__, "_initializing", False):
-        return module
-    with _loading():
-        return import_module(home)
+    """Import a module of ficco; signals do not interrupt the import, except for that of PyTorch."""
+    full = f"ficco.{home}"
+    if full in sys.modules:
+        return import_module(full)  # another thread may be at it
+    if home.startswith(("modules.", "device.")):
+        import_module("torch")
+    with handlers_wait():
+        return import_module(full)
 
 
 def _native_core() -> Any:

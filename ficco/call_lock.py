@@ -28,19 +28,15 @@ class CallLock:
     The handler of a signal runs on the main thread, in the middle of its call. A call that it makes
     would wait for that call, which goes on only after the handler.
 
-    Args:
-        refusal: the text of that error.
-
     Example:
         >>> lock = CallLock()
         >>> with lock():
         ...     pass
     """
 
-    __slots__ = ("__weakref__", "_is_owned", "_lock", "_refusal")
+    __slots__ = ("__weakref__", "_is_owned", "_lock")
 
-    def __init__(self, refusal: str = _REFUSAL) -> None:
-        self._refusal = refusal
+    def __init__(self) -> None:
         self._renew()
         _all.add(self)
 
@@ -56,7 +52,7 @@ class CallLock:
         Raises EngineError: this thread holds it.
         """
         if self._is_owned():
-            raise EngineError(self._refusal)
+            raise EngineError(_REFUSAL)
         return self._lock
 
 

@@ -22,6 +22,7 @@ FLOORS = {
     "logs": 0,
     "reading": 0,
     "settings": 0,
+    "signal_delay": 0,
     "temporary": 0,
     "costs": 1,
     "curves": 1,

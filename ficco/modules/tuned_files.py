@@ -25,6 +25,7 @@ from ficco.modules.groups import log
 from ficco.problem import Problem
 from ficco.profiling.host.profile import processor
 from ficco.runtime.gpus_of_group import vendor
+from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.selector import serial
@@ -66,6 +67,8 @@ def read(
     except FileNotFoundError:
         return None
     except Exception as error:  # JSON of any shape may be in it
+        if is_interrupt(error):
+            raise
         log.warning("%s cannot be read as a file of ficco.tune; its problem is measured again: %r",
                     file, error)  # fmt: skip
         return None

@@ -260,18 +260,19 @@ def _close(apart: ProcessRuntime) -> None:
     try:
         apart.close()
     except Exception as error:  # all ranks have their times
+        if is_interrupt(error):
+            raise
         log.warning("the runtime of a measurement did not close: %r", error)
 
 
 def _opened(runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
     """Open a second runtime of a group, with the options of the first one."""
-    options = runtime.machine, runtime.timeout_s, runtime.most_window_bytes
-    if runtime.machine.engine == "host":
-        machine, timeout_s, most = options
-        return ProcessRuntime(group, machine, computes.named(runtime.compute), timeout_s, most)
+    machine, options = runtime.machine, (runtime.timeout_s, runtime.most_window_bytes, runtime)
+    if machine.engine == "host":
+        return ProcessRuntime(group, machine, computes.named(runtime.compute), *options)
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
-    apart = GpuProcessRuntime(group, *options)
+    apart = GpuProcessRuntime(group, machine, *options)
     apart.kernels = getattr(runtime, "kernels", None)
     return apart
 

@@ -21,6 +21,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -90,13 +91,19 @@ class Connected(NamedTuple):
     turn: int
 
 
-def connected(members: Members, facts: Facts, timeout_s: float) -> Connected:
+def connected(
+    members: Members,
+    facts: Facts,
+    timeout_s: float,
+    broken: Callable[[], Exception | None] = lambda: None,
+) -> Connected:
     """Connect all ranks; a collective call on the group.
 
     Args:
         members: this process's place.
         facts: JSON values that must be equal on all ranks.
         timeout_s: the longest time to wait for all ranks, in seconds.
+        broken: returns the error that ends the wait, or None while it can go on.
 
     Raises:
         EngineError: the ranks are on several hosts or differ in facts, or one has died or makes
@@ -106,7 +113,7 @@ def connected(members: Members, facts: Facts, timeout_s: float) -> Connected:
         "host": _host(), "facts": facts, "kind": members.kind, "turn": members.turn,
         **_process_identity(),
     }  # fmt: skip
-    connector = _Connector(members, own, time.monotonic() + timeout_s, timeout_s)
+    connector = _Connector(members, own, timeout_s, broken)
     try:
         members.store.set(_refusal_of(members.rank), json.dumps(None))  # clear an earlier refusal
         members.store.set(_entry_of(members.rank), json.dumps(own))
@@ -118,6 +125,10 @@ def connected(members: Members, facts: Facts, timeout_s: float) -> Connected:
             f"rank {members.rank} cannot {_WHAT}: the store of torch.distributed does not answer "
             f"({error}). The process that hosts it may have ended; restart all processes."
         ) from error
+    except BaseException as error:  # an interrupt; the others would wait for this rank
+        with contextlib.suppress(RuntimeError):
+            note_refusal(members, f"{type(error).__name__}: {error}".rstrip(": "))
+        raise
 
 
 def note_refusal(members: Members, reason: str) -> None:
@@ -129,9 +140,11 @@ def note_refusal(members: Members, reason: str) -> None:
 class _Connector:
     """Connects this rank to the others before a deadline."""
 
-    def __init__(self, members: Members, own: Facts, deadline: float, timeout_s: float) -> None:
-        self._members, self._own, self._deadline = members, own, deadline
-        self._timeout_s = timeout_s
+    def __init__(
+        self, members: Members, own: Facts, timeout_s: float, broken: Callable[[], Exception | None]
+    ) -> None:
+        self._members, self._own, self._broken = members, own, broken
+        self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
         self._peers: dict[int, socket.socket] = {}
         self._refused_at: dict[int, float] = {}  # when a rank's refusal was first seen
 
@@ -152,6 +165,7 @@ class _Connector:
                     self._peers.pop(lost).close()  # a waiting rank sends nothing: it has closed
                     del arrived[lost]
                 missing = sorted(set(range(world)) - set(arrived))
+                self._check_unbroken()
                 for other in missing:
                     self._check_coming(other)
                 if time.monotonic() > self._deadline:
@@ -200,6 +214,7 @@ class _Connector:
                 if connections is not None:
                     return connections
                 leader.close()  # rank 0 has given up; it may retry
+            self._check_unbroken()
             self._check_coming(LEADER)
             if time.monotonic() > self._deadline:
                 raise self._timeout_error([LEADER])
@@ -233,6 +248,7 @@ class _Connector:
     def _wait_for_welcome(self, leader: socket.socket) -> Connected | None:
         """Wait for rank 0's answer; return None if it has closed the connection."""
         while not ready([leader], _POLL_S):
+            self._check_unbroken()
             if time.monotonic() > self._deadline + _GRACE_S:
                 raise self._timeout_error([LEADER])
         try:
@@ -247,6 +263,10 @@ class _Connector:
         return Connected({LEADER: leader}, message["pids"], message["turn"])
 
     # ---- missing ranks
+
+    def _check_unbroken(self) -> None:
+        if (error := self._broken()) is not None:
+            raise error
 
     def _check_coming(self, rank: int) -> None:
         """Raise if a rank is known not to arrive: it refused, or has died."""

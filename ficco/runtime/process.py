@@ -93,6 +93,8 @@ class ProcessRuntime:
         timeout_s: the longest time of any wait of an open group, in a call or a rendezvous, in s.
         most_window_bytes: the limit for all windows of all ranks, equal on all ranks; None: no
             limit other than the available memory. Also an attribute.
+        beside: the group's open runtime, in a call of which all ranks open this one; its failure
+            ends the wait for them. None: ranks may arrive far apart.
 
     Raises:
         InputError: the group or the machine is invalid.
@@ -107,7 +109,7 @@ class ProcessRuntime:
 
     def __init__(
         self, group: Any, machine: Machine, compute: Any, timeout_s: float,
-        most_window_bytes: int | None = None,
+        most_window_bytes: int | None = None, beside: ProcessRuntime | None = None,
     ) -> None:  # fmt: skip
         members = members_of(group, self.backend)
         check_machine(members.world, machine, self.engine)
@@ -121,7 +123,8 @@ class ProcessRuntime:
         self._rendezvous_error = ""  # why the last rendezvous failed, until a reset
         self._of_parent = False  # whether this process was forked from the one that opened it
         asked = {"machine": machine.identity, "most_window_bytes": most_window_bytes}
-        self._rendezvous = Rendezvous(members, asked, max(timeout_s, OPENING_S))
+        waits = (timeout_s, beside._breaks()) if beside else (max(timeout_s, OPENING_S),)
+        self._rendezvous = Rendezvous(members, asked, *waits)
         note_turn(members.group, self._rendezvous.turn)
         self._groups: list[shared_memory.Group] = []  # one while the group is open, else none
         self._end = weakref.finalize(self, _end, os.getpid(), self._rendezvous, self._groups)
@@ -337,7 +340,7 @@ class ProcessRuntime:
         opening, resetting = not self._groups, what == "reset the group"
         agenda = Agenda(
             what,
-            {**_room_facts(sizes), "digest": digest, "rank": self.rank, "call": call},
+            {**sizes._asdict(), "digest": digest, "rank": self.rank, "call": call},
             self._make,
             self._join,
             (lambda: None) if opening or resetting else self._breaks(),
@@ -394,11 +397,11 @@ class ProcessRuntime:
         for facts in brought:
             sizes = sizes.joined(room_in(facts))
         shared_bytes = sizes.window if self.shares_windows else 0
-        return shared_memory.create(self.world, shared_bytes), _room_facts(sizes)
+        return shared_memory.create(self.world, shared_bytes), sizes._asdict()
 
     def _join(self, memory: int, facts: Facts) -> shared_memory.Group:
         return shared_memory.join(
-            memory, self.world, self.rank, facts["window_bytes"], self.machine, self._timeout_s
+            memory, self.world, self.rank, facts["window"], self.machine, self._timeout_s
         )
 
     # ---- failure in words
@@ -480,13 +483,9 @@ class ProcessRuntime:
         return condition_of(self._groups[0], rank, self._rendezvous.pids[rank])
 
 
-def _room_facts(sizes: WindowBytes) -> Facts:
-    return {"window_bytes": sizes.window, "mailbox_bytes": sizes.mailbox}
-
-
 def room_in(facts: Facts) -> WindowBytes:
     """Return the window sizes that the ranks have agreed on."""
-    return WindowBytes(facts["window_bytes"], facts["mailbox_bytes"])
+    return WindowBytes(facts["window"], facts["mailbox"])
 
 
 def _end(process: int, rendezvous: Rendezvous, groups: list[shared_memory.Group]) -> None:

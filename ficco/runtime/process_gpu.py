@@ -97,6 +97,7 @@ class GpuProcessRuntime(ProcessRuntime):
         machine: Machine,
         timeout_s: float,
         most_window_bytes: int | None = None,
+        beside: ProcessRuntime | None = None,
     ) -> None:
         self.process_group = group
         try:
@@ -116,7 +117,7 @@ class GpuProcessRuntime(ProcessRuntime):
         self._remembered: dict[str, bool] = {}
         self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
         self._signals: ProbedSignals | None = None  # before the first windows
-        super().__init__(group, machine, TorchDeviceCompute(), timeout_s, most_window_bytes)
+        super().__init__(group, machine, TorchDeviceCompute(), timeout_s, most_window_bytes, beside)
 
     def _agree_to_open(self) -> None:
         reason = reason_of(self.gathered(facts_of_gpu()))
@@ -402,7 +403,7 @@ class GpuProcessRuntime(ProcessRuntime):
         self._agreed_sizes = room_in(facts)
         size = Layout(self._agreed_sizes).size
         self._next_memory = window_memory(size, self.device, self._compute)
-        return super()._join(memory, {**facts, "window_bytes": 0})
+        return super()._join(memory, {**facts, "window": 0})
 
     def _move_to(self, group: shared_memory.Group) -> None:
         try:

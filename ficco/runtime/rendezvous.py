@@ -94,13 +94,19 @@ class Rendezvous:
         turn: how often the ranks have opened the group; equal on all ranks.
     """
 
-    def __init__(self, members: Members, facts: Facts, timeout_s: float) -> None:
+    def __init__(
+        self,
+        members: Members,
+        facts: Facts,
+        timeout_s: float,
+        broken: Callable[[], Exception | None] = lambda: None,
+    ) -> None:
         """Connect all ranks; see `bootstrap.connected`."""
         self.rank, self.world = members.rank, members.world
         connections = Connected({}, [os.getpid()], members.turn)
         self._departure: Facts | None = None  # verdict on all rendezvous after a rank has left
         if self.world > 1:
-            connections = connected(members, facts, timeout_s)
+            connections = connected(members, facts, timeout_s, broken)
         self._peers, self.pids, self.turn = connections
         self._turn = 0  # number of rendezvous
         self._lock = CallLock()

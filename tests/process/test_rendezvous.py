@@ -124,6 +124,28 @@ class TestConnecting:
             assert isinstance(error, EngineError)
             assert "rank 0 runs on host 'there'" in str(error)
 
+    @pytest.mark.parametrize("rank", range(WORLD))
+    def test_an_interrupt_of_a_rank_ends_the_wait_for_it(self, rank: int) -> None:
+        def interrupted(key: str, value: Any) -> Any:
+            if key == f"ficco/rank/{rank}":
+                raise InterruptedError("time is up")
+            return value
+
+        begin = time.monotonic()
+        found = opened(Kept(interrupted))
+        assert time.monotonic() - begin < 5
+        assert isinstance(found.pop(rank), InterruptedError)
+        for error in found:
+            assert f"rank {rank} cannot open the group because of an error: Interr" in str(error)
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_broken_group_ends_the_wait_for_connections(self, rank: int) -> None:
+        broken = EngineError("it failed")
+        begin = time.monotonic()
+        with pytest.raises(EngineError, match="it failed"):
+            Rendezvous(Kept().members(rank), {}, 20, lambda: broken)
+        assert time.monotonic() - begin < 5
+
     @pytest.mark.parametrize("what", ["facts", "kind"])
     def test_what_is_not_alike_is_refused_by_all(self, what: str) -> None:
         store = Kept()
