@@ -5,9 +5,7 @@ Importing it loads nothing heavy; names below are fetched when first used.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ficco.errors import (
@@ -19,7 +17,7 @@ from ficco.errors import (
     ScheduleError,
     TimeoutExceeded,
 )
-from ficco.signal_delay import handlers_wait
+from ficco.lazy_modules import loaded
 
 if TYPE_CHECKING:
     from ficco.device.windows import window
@@ -143,23 +141,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        found = getattr(_loaded(_HOMES[name]), name)
+        found = getattr(loaded(_HOMES[name]), name)
         globals()[name] = found  # looked up once: it would cost every call microseconds
         return found
     if name == "_native":
         return _native_core()
     raise AttributeError(f"module 'ficco' has no attribute {name!r}")
-
-
-def _loaded(home: str) -> ModuleType:
-    """Import a module of ficco; signals do not interrupt the import, except for that of PyTorch."""
-    full = f"ficco.{home}"
-    if full in sys.modules:
-        return import_module(full)  # another thread may be at it
-    if home.startswith(("modules.", "device.")):
-        import_module("torch")
-    with handlers_wait():
-        return import_module(full)
 
 
 def _native_core() -> Any:

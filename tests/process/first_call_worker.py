@@ -112,6 +112,38 @@ def raise_at_imports() -> None:
     signal.signal(signal.SIGUSR1, before)
 
 
+def fork_at_an_import() -> None:
+    """A child that is forked while another thread loads modules is told, and does not wait."""
+    found = []
+
+    class Forks:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == "ficco.modules.operators":
+                reached.set()
+                forked.wait(30)
+
+    def run() -> None:
+        found.append(whole())
+
+    reached, forked = threading.Event(), threading.Event()
+    sys.meta_path.insert(0, Forks())  # type: ignore[arg-type]
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert reached.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that waits
+        try:
+            whole()
+        except ficco.EngineError as error:
+            os._exit(0 if "forked while another thread loaded" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    forked.set()
+    thread.join()
+    assert found == [True] and whole()
+
+
 def in_threads(run: Callable[[], object]) -> None:
     """Run a function in several threads at once; raise the first of their errors."""
     start, errors = threading.Barrier(THREADS), []
@@ -163,7 +195,7 @@ def close_in_threads() -> None:
 
 
 def main(how: str, store: str) -> None:
-    if how in ("whole", "name", "raising"):
+    if how in ("whole", "name", "raising", "forking"):
         assert "ficco.modules" not in sys.modules, "the first call is to load them"
     rank, world = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
     world = max(world, 1)
@@ -173,6 +205,8 @@ def main(how: str, store: str) -> None:
         call_in_threads()
     elif how == "raising":
         raise_at_imports()
+    elif how == "forking":
+        fork_at_an_import()
     elif how == "closing":
         close_in_threads()
     else:

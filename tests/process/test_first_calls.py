@@ -10,7 +10,7 @@ from forking import run_forked, run_ranks
 WORKER = Path(__file__).with_name("first_call_worker.py")
 
 
-@pytest.mark.parametrize("how", ["whole", "name", "raising", "closing"])
+@pytest.mark.parametrize("how", ["whole", "name", "raising", "forking", "closing"])
 def test_calls_of_handlers_and_threads(how: str, tmp_path: Path) -> None:
     code, said = run_forked(
         WORKER, how, tmp_path / "store", folder=tmp_path, environment={}, timeout=100, kind="torch"
