@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -116,17 +118,18 @@ def fork_at_an_import() -> None:
     """A child that is forked while another thread loads modules is told, and does not wait."""
     found = []
 
-    class Forks:
-        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-            if name == "ficco.modules.operators":
-                reached.set()
-                forked.wait(30)
-
     def run() -> None:
         found.append(whole())
 
+    def execute(loader: SourceFileLoader, module: ModuleType) -> None:
+        if module.__name__ == "ficco.modules.operators":
+            reached.set()
+            forked.wait(30)
+        exec_module(loader, module)
+
     reached, forked = threading.Event(), threading.Event()
-    sys.meta_path.insert(0, Forks())  # type: ignore[arg-type]
+    exec_module = SourceFileLoader.exec_module
+    SourceFileLoader.exec_module = execute  # type: ignore[assignment,method-assign]
     thread = threading.Thread(target=run)
     thread.start()
     assert reached.wait(30)
