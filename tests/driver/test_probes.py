@@ -28,7 +28,11 @@ def found_on(
     if "single_queue" in double:
         given["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     worker = str(HERE / "probes_worker.py")
-    said = json.loads(run(worker, vendor, str(world), signals, env=given, timeout_s=100))
+    for _ in range(3):
+        said = json.loads(run(worker, vendor, str(world), signals, env=given, timeout_s=100))
+        if "verdicts" in said or not said["error"].startswith("probing device"):
+            break  # else this machine is busy, and the error says to probe again
+    assert "verdicts" in said, said
     verdicts: dict[str, dict[str, Any]] = said["verdicts"]
     assert list(verdicts) == [*JUDGED, "rates"]
     for measured in ("gbps", "small_copy_us"):
