@@ -43,7 +43,7 @@ class CallLock:
     def _renew(self) -> None:
         lock = threading.RLock()
         self._lock = lock
-        # As threading.Condition asks a lock.
+        # threading.Condition uses this method of locks, too.
         self._is_owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
 
     def __call__(self) -> AbstractContextManager[bool]:
@@ -66,10 +66,10 @@ def _renew_all() -> None:
 
 
 def _keep_all() -> None:
-    """Let calls of daemon threads end when Python exits, and begin no more.
+    """Wait for the calls of daemon threads when Python exits, and keep them from further calls.
 
-    Python ends such a thread when it returns from native code, which aborts the process in C++.
-    A call that lasts longer is left alone. This thread may still make calls.
+    Python would end such a thread as it returns from native code, and C++ would then abort the
+    process. The wait lasts at most `_EXIT_S`. The thread that exits may still make calls.
     """
     deadline = time.monotonic() + _EXIT_S
     for lock in list(_all):

@@ -20,7 +20,8 @@ _forked_from_them: list[int] = []  # those of the parent, when this process was 
 def loaded(home: str) -> ModuleType:
     """Import a module, as by `importlib.import_module`.
 
-    Handlers of signals wait until the end of the import, except for that of PyTorch.
+    Handlers of signals run after the import. PyTorch is imported first, if the module needs it;
+    during that import handlers run as usual.
 
     Args:
         home: its name in ficco, for example "modules.groups".
@@ -31,11 +32,11 @@ def loaded(home: str) -> ModuleType:
     if _forked_from_them:
         raise EngineError(
             "this process was forked while another thread loaded ficco's modules, so they are "
-            "incomplete here; do not call ficco in the child, or start it by the method 'spawn'"
+            "incomplete in this process; do not call ficco in the child, or start it by the method 'spawn'"
         )
     full, thread = f"ficco.{home}", threading.get_ident()
     if full in sys.modules:
-        return import_module(full)  # another thread may be at it
+        return import_module(full)  # if another thread imports it now, this waits
     try:
         _importing.add(thread)
         if home.startswith(("modules.", "device.")):

@@ -16,9 +16,9 @@ __all__ = ["handlers_wait"]
 def handlers_wait() -> Iterator[None]:
     """Let handlers that are Python functions wait until the context ends.
 
-    A handler may raise an exception, as that of Ctrl-C does. An import that it ends cannot be made
-    again if a module has registered something already. Handlers run on the main thread, so the
-    context does nothing on another thread.
+    A handler may raise an exception, as that of Ctrl-C does. If the exception ends an import, a
+    second import can fail, because a module may have registered something already. Handlers run on
+    the main thread, so the context does nothing on another thread.
 
     Example:
         >>> with handlers_wait():

@@ -67,7 +67,7 @@ _gpu_runtimes: dict[Any, GpuProcessRuntime] = {}
 _devices: dict[str, str] = {}  # devices of open groups, by the group's name
 _fallbacks: dict[Any, str] = {}  # why a group's GPUs run plain torch.distributed
 _NOTIFIED = "_ficco_notified"  # attribute of an error that was sent to the group's ranks
-_locks: dict[str, CallLock] = {}  # held to open a group, by its name; they stay
+_locks: dict[str, CallLock] = {}  # held while a group opens, by the group's name
 _TIMEOUT_S = 30.0
 _changes = [0]  # counts how often cached calls became invalid
 
@@ -160,9 +160,9 @@ def prepare(
     pg = process_group(group)
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     on_gpu = profile.engine != "host"
+    kinds, where = ((_gpu_runtimes, _fallbacks), " for GPUs") if on_gpu else ((_runtimes,), "")
     with _lock_of(pg):
-        if pg in _gpu_runtimes or pg in _fallbacks if on_gpu else pg in _runtimes:
-            where = " for GPUs" if on_gpu else ""
+        if any(pg in kind for kind in kinds):
             raise InputError(f"the group is already open{where}; call ficco.close(group) first")
         _open(pg, profile, compute, timeout_s, most_window_bytes)
 

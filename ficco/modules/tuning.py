@@ -51,7 +51,7 @@ Maker = Callable[[ProcessRuntime, Schedule], Callable[[], object]]
 
 
 class TuningContext(ContextDecorator):
-    """A context of `tune`. It can be entered again; it measures no problem of `seen`.
+    """A context of `tune`. It can be entered again, and then measures no problem of `seen`.
 
     Attributes:
         most: how many schedules are measured of a problem in each regime; see `_promising`.
@@ -84,8 +84,8 @@ def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) ->
     kernels must be compiled. The ranks exchange the times, and take the fastest schedule for this
     and all later calls of the problem, until the group is closed. Calls on GPUs
     are timed eagerly and in CUDA graphs; each kind of call gets its own choice. Calls in the
-    backward pass are measured, too, and so are calls of other threads: end the context on all ranks
-    between the same calls of every group. `ficco.explain` and `FICCO_LOG=INFO` show the times.
+    backward pass are measured, too. Calls of other threads are measured as well, so all ranks must
+    end the context between the same calls of each group. `ficco.explain` and `FICCO_LOG=INFO` show the times.
 
     Predictions do not know shapes for which the GEMM library is unusually fast or slow. Tune the
     calls of a warm-up where they matter. All ranks of a group enter the context before the same
@@ -105,7 +105,7 @@ def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) ->
 
     Returns:
         A context manager, which can also decorate functions. It can be entered again, and then
-        measures only new problems. `with` binds None.
+        measures only new problems.
 
     Raises:
         InputError: `schedules` is not a number from 1 to 64, or there can be no such folder.
@@ -134,7 +134,7 @@ def _folder(folder: Any) -> Path:
 def due(problem: Problem, runtime: ProcessRuntime) -> TuningContext | None:
     """Return the context in which a call with schedule="auto" is to be measured first, or None.
 
-    All ranks get an answer alike for the same call, if all are in a context of `tune`.
+    For the same call, all ranks get a context or all get None, if all are in a context of `tune`.
     """
     inner = _sessions[-1:]  # another thread may end the last one meanwhile
     if not inner or runtime.world == 1 or auto.regime() == "captured":
