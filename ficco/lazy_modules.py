@@ -32,7 +32,7 @@ def loaded(home: str) -> ModuleType:
     if _forked_from_them:
         raise EngineError(
             "this process was forked while another thread loaded ficco's modules, so they are "
-            "incomplete in this process; do not call ficco in the child, or start it by the method 'spawn'"
+            "incomplete here; do not call ficco in this process, or start it by the method 'spawn'"
         )
     full, thread = f"ficco.{home}", threading.get_ident()
     if full in sys.modules:

@@ -85,7 +85,8 @@ def tune(*, schedules: int = 4, folder: str | os.PathLike[str] | None = None) ->
     and all later calls of the problem, until the group is closed. Calls on GPUs
     are timed eagerly and in CUDA graphs; each kind of call gets its own choice. Calls in the
     backward pass are measured, too. Calls of other threads are measured as well, so all ranks must
-    end the context between the same calls of each group. `ficco.explain` and `FICCO_LOG=INFO` show the times.
+    end the context between the same calls of each group. `ficco.explain` and `FICCO_LOG=INFO` show
+    the times.
 
     Predictions do not know shapes for which the GEMM library is unusually fast or slow. Tune the
     calls of a warm-up where they matter. All ranks of a group enter the context before the same

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ficco.errors import EngineError, TimeoutExceeded
 from ficco.runtime.failures import GONE
+from ficco.runtime.interrupts import is_interrupt
 
 __all__ = [
     "LEADER", "MESSAGE_BYTES", "Connected", "Members", "Store", "check_kinds", "connected",
@@ -118,17 +119,17 @@ def connected(
         members.store.set(_refusal_of(members.rank), json.dumps(None))  # clear an earlier refusal
         members.store.set(_entry_of(members.rank), json.dumps(own))
         return connector.lead() if members.rank == LEADER else connector.follow()
-    except RuntimeError as error:
+    except BaseException as error:
+        if is_interrupt(error) or not isinstance(error, RuntimeError):
+            with contextlib.suppress(RuntimeError):  # the others would wait for this rank
+                note_refusal(members, f"{type(error).__name__}: {error}".rstrip(": "))
+            raise
         if isinstance(error, EngineError):
             raise
         raise EngineError(
             f"rank {members.rank} cannot {_WHAT}: the store of torch.distributed does not answer "
             f"({error}). The process that hosts it may have ended; restart all processes."
         ) from error
-    except BaseException as error:  # an interrupt; the others would wait for this rank
-        with contextlib.suppress(RuntimeError):
-            note_refusal(members, f"{type(error).__name__}: {error}".rstrip(": "))
-        raise
 
 
 def note_refusal(members: Members, reason: str) -> None:

@@ -1,6 +1,8 @@
-"""First calls of a process: several threads make them, or a call begins at every import of one.
+"""First calls of a process, while threads, forks or the handlers of signals interfere.
 
-[RANK=R WORLD_SIZE=N] python first_call_worker.py whole|name|threads|closing STORE
+[RANK=R WORLD_SIZE=N] python first_call_worker.py CHECK STORE
+
+CHECK is whole, name, raising, forking, threads or closing; STORE is a file that does not exist.
 """
 
 from __future__ import annotations
