@@ -8,6 +8,7 @@ from typing import Any
 
 from ficco import reading
 from ficco.errors import InputError, closest, shown
+from ficco.interrupts import is_interrupt
 
 __all__ = ["load", "names", "text"]
 
@@ -78,6 +79,8 @@ def _text(path: Path, name: str, what: str, error: type[InputError]) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as problem:
+        if is_interrupt(problem):  # TimeoutError, for example, is an OSError
+            raise
         raise error(f"{what} file {name!r} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError as problem:
         raise error(

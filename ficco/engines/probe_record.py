@@ -19,6 +19,7 @@ from ficco import temporary
 from ficco.engines.device_probes import Verdict, probe
 from ficco.engines.peers import Peers
 from ficco.errors import DevicesRefused
+from ficco.interrupts import is_interrupt
 from ficco.settings import cache_folder, switch
 
 __all__ = ["ADVICE", "Record", "declined", "identity_of", "probed", "trusted"]
@@ -158,6 +159,8 @@ def _read(path: Path) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if is_interrupt(error):
+            raise
         _log.warning("%s cannot be read (%s); the devices are probed again", path, error)
         return None
 
@@ -168,6 +171,8 @@ def _written(path: Path, record: Record) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_whole(path, json.dumps(record.as_json(), indent=1) + "\n")
     except OSError as error:
+        if is_interrupt(error):
+            raise
         _log.warning("%s cannot be written (%s); the next use probes again", path, error)
         return None
     return path

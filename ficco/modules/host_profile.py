@@ -23,6 +23,7 @@ import torch
 
 import ficco
 from ficco.errors import FiccoError, counted
+from ficco.interrupts import is_interrupt
 from ficco.logs import reporting
 from ficco.machine import Machine
 from ficco.modules import groups
@@ -197,6 +198,8 @@ def _read(file: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, FiccoError) as error:
+        if is_interrupt(error):
+            raise
         log.info("%s is not a valid profile; measuring this machine again: %s", file, error)
         return None
     return table
@@ -208,6 +211,8 @@ def _write_cache(file: Path, table: dict[str, Any]) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_profile(file, table)
     except (OSError, FiccoError) as error:
+        if is_interrupt(error):
+            raise
         return f"the profile could not be saved to {file}: {error}"
     return f"the profile is saved to {file}"
 

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 import ficco
+from ficco.interrupts import is_interrupt
 from ficco.lowering import lower_rank
 from ficco.modules import auto
 from ficco.modules.groups import log
 from ficco.problem import Problem
 from ficco.profiling.host.profile import processor
 from ficco.runtime.gpus_of_group import vendor
-from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
 from ficco.selector import serial
@@ -90,6 +90,8 @@ def write(
     try:
         write_whole(file, json.dumps(table, indent=1) + "\n")
     except OSError as error:
+        if is_interrupt(error):
+            raise
         log.warning("the times of %s are not kept: %s: %s", problem.op, file, error)
 
 

@@ -22,6 +22,7 @@ import torch
 from ficco import compute as computes
 from ficco.checking import whole_number
 from ficco.errors import EngineError, InputError, duration_text
+from ficco.interrupts import is_interrupt
 from ficco.modules import auto, groups, host_profile, tuned_files
 from ficco.modules.groups import log
 from ficco.modules.tuned_files import Times
@@ -29,7 +30,6 @@ from ficco.modules.turns import Turns
 from ficco.problem import Problem
 from ficco.runtime.call_words import call_in_words
 from ficco.runtime.failures import ALIKE
-from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.object_exchange import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule

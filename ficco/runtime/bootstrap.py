@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ficco.errors import EngineError, TimeoutExceeded
+from ficco.interrupts import is_interrupt
 from ficco.runtime.failures import GONE
-from ficco.runtime.interrupts import is_interrupt
 
 __all__ = [
     "LEADER", "MESSAGE_BYTES", "Connected", "Members", "Store", "check_kinds", "connected",

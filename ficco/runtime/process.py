@@ -19,6 +19,7 @@ from ficco.call_lock import CallLock
 from ficco.encoding import trace_rows
 from ficco.engines import host, shared_memory
 from ficco.errors import EngineError, InputError
+from ficco.interrupts import is_interrupt
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.passes import compile_plan
@@ -37,7 +38,6 @@ from ficco.runtime.failures import (
     failed_word,
     raiser_of,
 )
-from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.members import members_of, note_turn
 from ficco.runtime.peers import (
     Breaks,

@@ -22,6 +22,7 @@ from ficco.engines import devices, gpu, shared_memory
 from ficco.engines.prepared import PreparedCall, Results
 from ficco.engines.window_layout import LEAST, Layout, Window
 from ficco.errors import DevicesRefused, EngineError, InputError
+from ficco.interrupts import is_interrupt
 from ficco.lowering import lower_rank
 from ficco.machine import Machine
 from ficco.passes import compile_plan
@@ -30,7 +31,6 @@ from ficco.problem import Problem
 from ficco.runtime.bound import timeline_of
 from ficco.runtime.failures import error_of
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of, vendor
-from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.process import INHERITED, RESET, Call, ProcessRuntime, room_in
 from ficco.runtime.rendezvous import Facts
 from ficco.runtime.signal_probe import ProbedSignals, probed_signals

@@ -312,3 +312,18 @@ def threads_of_blas() -> list[int]:
     """Return how many threads the BLAS libraries of this process use."""
     found = threadpoolctl.threadpool_info()
     return [each["num_threads"] for each in found if each["user_api"] == "blas"]
+
+
+def test_an_exception_of_a_handler_is_no_unreadable_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler often raises TimeoutError, which is an OSError."""
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("time is up")
+
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(TimeoutError, match="time is up"):
+            data.text("machines", "h200x8", "machine", ficco.MachineError)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -13,6 +13,7 @@ import numpy as np
 from ficco import oracle, settings
 from ficco.compute import named
 from ficco.errors import EngineError
+from ficco.interrupts import is_interrupt
 from ficco.machine import Machine
 from ficco.measuring.host_clock import host_us
 from ficco.plan import Plan
@@ -20,7 +21,6 @@ from ficco.problem import Problem
 from ficco.profiling.host.extent import Extent
 from ficco.profiling.host.rig import Made, Rig, own_us, slowest
 from ficco.runtime.blas_threads import single_threaded
-from ficco.runtime.interrupts import is_interrupt
 from ficco.runtime.object_exchange import gathered_objects
 from ficco.runtime.process import ProcessRuntime
 from ficco.schedule import Schedule
