@@ -25,17 +25,17 @@ from typing import Any
 from predict import schedule_of
 
 from ficco import __version__, operators
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector.book import KERNELS, Book, Point
+from ficco.core.machine import Machine
+from ficco.measure.selector.book import KERNELS, Book, Point
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, BOOKS = ROOT / "bench/results", ROOT / "schedules/tuned"
 FULL_RUNS = 20
 ALIKE, EITHER = 1.03, 1.05
-# `auto` does not choose these on GPUs: see ficco/selector/candidates.py. The measured rings had
-# another form than the present ones: they added to received data in place.
+# `auto` does not choose these on GPUs: see ficco/measure/selector/candidates.py. The measured rings
+# had another form than the present ones: they added to received data in place.
 NOT_CHOSEN = (
     ("matmul_reduce_scatter", "gated_sums_1d"),
     ("matmul_reduce_scatter", "ring_1d"),

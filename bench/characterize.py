@@ -19,7 +19,7 @@ from typing import Any
 
 from record import surroundings
 
-from ficco.measuring.launching import NO_MULTICAST, run_ranks
+from ficco.measure.launching import NO_MULTICAST, run_ranks
 
 # m, n of a rank, k: from few waves of tiles to many, wide and narrow.
 SHAPES = (
@@ -35,20 +35,19 @@ def rank_main(folder: Path) -> int:
     for name, value in NO_MULTICAST.items():
         os.environ.setdefault(name, value)
     os.environ["FICCO_STORE"] = str(folder / "store-of-ranks")
-    from ficco.profiling.gpu import contention, pieces
-    from ficco.profiling.gpu.ranks import Ranks
-    from ficco.profiling.gpu.recv_buffer import RecvBuffer
+    from ficco.measure.profiling.gpu.gemms import contention, piece_ratios
+    from ficco.measure.profiling.gpu.ranks import Ranks, RecvBuffer
 
     ranks = Ranks()
     recv = RecvBuffer(ranks)
     losses = []
     for shape in BESIDE:
         ranks.beat()
-        losses.append({"shape": shape, "found": contention.measure(ranks, recv, shape)})
+        losses.append({"shape": shape, "found": contention(ranks, recv, shape)})
     cuts = []
     for shape in SHAPES:
         ranks.beat()
-        cuts += pieces.measure(ranks, [shape])
+        cuts += piece_ratios(ranks, [shape])
     if ranks.rank == 0:
         (folder / "found.json").write_text(json.dumps({"dil": cuts, "cil": losses}))
     ranks.close()

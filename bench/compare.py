@@ -23,7 +23,7 @@ from comparing.summary import table
 from naming import machine_name
 from record import gpus, surroundings
 
-from ficco.measuring.launching import NO_MULTICAST, run_ranks
+from ficco.measure.launching import NO_MULTICAST, run_ranks
 
 STARTS = 4  # most starts of the processes if they fail
 

@@ -21,7 +21,7 @@ from comparing.device_cases import EMBEDDINGS, PRODUCTS, Embedding, Product
 from few_rows import ROUNDS, measure
 from on_ranks import FOUND, keep, measured
 
-from ficco.measuring.launching import Rendezvous
+from ficco.measure.launching import Rendezvous
 
 
 def rank_main(folder: Path, seconds: float) -> int:
@@ -30,7 +30,7 @@ def rank_main(folder: Path, seconds: float) -> int:
     import torch.distributed as dist
 
     import ficco
-    from ficco.measuring.ranks import WAIT_S, open_group
+    from ficco.measure.ranks import WAIT_S, open_group
 
     rank, world = open_group(folder)
     rendezvous = Rendezvous(folder, rank, world, WAIT_S)

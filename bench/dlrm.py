@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ficco.measuring.launching import NO_MULTICAST
+from ficco.measure.launching import NO_MULTICAST
 
 os.environ |= NO_MULTICAST  # before NCCL starts
 

@@ -30,7 +30,7 @@ from typing import Any
 from on_ranks import FOUND, keep, measured
 from record import spread
 
-from ficco.measuring.launching import Rendezvous
+from ficco.measure.launching import Rendezvous
 
 ROUNDS = 15
 WAYS = ("pool_sm", "auto", "pool_nccl", "torch_nccl", "pool")
@@ -43,7 +43,7 @@ def measure(case: Any, rendezvous: Rendezvous) -> dict[str, Any]:
     """Return microseconds per call of every working way, and the reasons of the others."""
     import torch
 
-    from ficco.measuring.clock import beat, device_ms
+    from ficco.measure.clock import beat, device_ms
 
     graphs, refused = {}, {}
     for name in WAYS:
@@ -87,7 +87,7 @@ def rank_main(folder: Path, options: argparse.Namespace) -> int:
     from comparing.embedding_cases import Case, Tables
 
     import ficco
-    from ficco.measuring.ranks import WAIT_S, open_group
+    from ficco.measure.ranks import WAIT_S, open_group
 
     rank, world = open_group(folder)
     rendezvous = Rendezvous(folder, rank, world, WAIT_S)

@@ -23,7 +23,7 @@ from comparing.few_cases import CASES, Case, Kind
 from on_ranks import FOUND, keep, measured
 from record import spread
 
-from ficco.measuring.launching import Rendezvous
+from ficco.measure.launching import Rendezvous
 
 NAMES = {"matmul_all_reduce": "few_rows", "all_gather_matmul": "few_rows_gather"}
 ROUNDS = 20
@@ -35,7 +35,7 @@ def measure(case: Case, rendezvous: Rendezvous) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from ficco.measuring.clock import beat, device_ms
+    from ficco.measure.clock import beat, device_ms
 
     graphs, found, refused = {}, {}, {}
     for name, way in case.ways().items():
@@ -77,7 +77,7 @@ def rank_main(folder: Path, op: str, seconds: float) -> int:
     import torch.distributed as dist
 
     import ficco
-    from ficco.measuring.ranks import WAIT_S, open_group
+    from ficco.measure.ranks import WAIT_S, open_group
 
     rank, world = open_group(folder)
     rendezvous = Rendezvous(folder, rank, world, WAIT_S)

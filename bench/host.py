@@ -15,15 +15,15 @@ import numpy as np
 from record import finish, spread
 
 from ficco import _native
-from ficco.compute import named
-from ficco.engines import host
+from ficco.core.machine import Link, Machine
+from ficco.engine import groups, host
+from ficco.engine.compute import named
 from ficco.lowering import lower, lower_rank
-from ficco.machine import Link, Machine
 from ficco.operators import OPERATORS
-from ficco.passes import compile_plan
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.target import HOST
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.program.passes import compile_plan
+from ficco.program.target import HOST
 from ficco.verifier import verify
 
 MIB = 1 << 20
@@ -124,7 +124,7 @@ def never_seen_ms() -> dict[str, dict[str, float]]:
     found = {}
     for op in OPERATORS:
         for world, grain in ((4, 4), (8, 1), (8, 8)):
-            group = host.new_group(world, machine, 10.0)
+            group = groups.new_group(world, machine, 10.0)
             group.grow(1 << 24)
             schedule = Schedule.named("hetero_fused_1d").resolve(world, machine)
             schedule, compute = replace(schedule, grain=grain), named("numpy")
@@ -133,7 +133,7 @@ def never_seen_ms() -> dict[str, dict[str, float]]:
                 problem = Problem.chunked(op, world, int(m), 256, 64)
                 begin = time.perf_counter()
                 program = compile_plan(lower_rank(problem, schedule, 1), HOST)
-                host.BoundProgram(program, group, machine, compute)
+                host.BoundProgram(program, group, machine, compute, 1)
                 times.append(1e3 * (time.perf_counter() - begin))
             found[f"{op} {world} ranks, grain {grain}"] = spread(times)
     return found

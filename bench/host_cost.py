@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from comparing.cases import Case, host_cost_cases
 from record import spread, surroundings
 
-from ficco.measuring.launching import NO_MULTICAST, Rendezvous, run_ranks
+from ficco.measure.launching import NO_MULTICAST, Rendezvous, run_ranks
 
 if TYPE_CHECKING:  # these imports need torch
     import torch
 
-    from ficco.measuring.cases import Operands, Run
-    from ficco.schedule import Schedule
+    from ficco.measure.cases import Operands, Run
+    from ficco.plan.schedule import Schedule
 
 CALLS, WARM = 200, 2  # WARM: number of queues
 NATIVE = ("start", "submit", "launch", "finish", "call", "run_prepared", "fits")
@@ -77,7 +77,7 @@ def timed(call: Callable[[int], Any], clock: Clock, after: Callable[[float], Non
     """Make CALLS calls; pass each call's time in us to `after`."""
     import torch
 
-    from ficco.measuring.clock import beat
+    from ficco.measure.clock import beat
 
     warm = WARM * clock.queued
     for i in range(warm + CALLS):
@@ -157,10 +157,10 @@ def measure(
     import torch
     from comparing.by_pytorch import FUSED, fused
 
-    from ficco.machine import Machine
-    from ficco.measuring.cases import TOLERANCE, Operands
-    from ficco.modules import groups
-    from ficco.schedule import Schedule
+    from ficco.api import groups
+    from ficco.core.machine import Machine
+    from ficco.measure.cases import TOLERANCE, Operands
+    from ficco.plan.schedule import Schedule
 
     operands = Operands(case, rank)
     schedule = replace(Schedule.named(name), grain=1).resolve(case.world, Machine.named("cuda"))
@@ -253,7 +253,7 @@ def _alone(call: Run, clock: Clock) -> tuple[dict[str, float], dict[str, float]]
 def rank_main(folder: Path, queued: int, sharing: bool) -> int:
     """Measure on one rank; rank 0 writes its figures."""
     import ficco
-    from ficco.measuring.ranks import WAIT_S, open_group
+    from ficco.measure.ranks import WAIT_S, open_group
 
     rank, world = open_group(folder, sharing=sharing)
     rendezvous = Rendezvous(folder, rank, world, WAIT_S)

@@ -44,8 +44,8 @@ def rank(store: str, number: int, world: int, rounds: int, pinned: bool) -> None
     import torch.distributed as dist
 
     import ficco
-    from ficco.machine import Machine
-    from ficco.modules import host_profile
+    from ficco.api import host_profile
+    from ficco.core.machine import Machine
 
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
@@ -81,12 +81,11 @@ def measured_case(
     import torch.distributed as dist
 
     import ficco
-    from ficco import simulator
-    from ficco.measuring.host_clock import host_us
-    from ficco.problem import Output, Problem
-    from ficco.schedule import Schedule
-    from ficco.selector.facts import facts_of
-    from ficco.selector.rule import estimate_us
+    from ficco.measure import host_us, simulator
+    from ficco.measure.selector.facts import facts_of
+    from ficco.measure.selector.rule import estimate_us
+    from ficco.operators.problem import Output, Problem
+    from ficco.plan.schedule import Schedule
 
     m, n, k = shape
     call = getattr(ficco, op)

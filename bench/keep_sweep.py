@@ -18,9 +18,10 @@ from typing import Any
 
 import matplotlib as mpl
 from naming import machine_name
+from record import commit
 
-from ficco.report.sweep import figures
-from ficco.report.sweep.reading import read
+from ficco.cli.report.sweep import figures
+from ficco.cli.report.sweep.reading import read
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -31,14 +32,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     args = parser.parse_args()
     head: dict[str, Any] = json.loads((args.folder / "sweep.json").read_text())
-    if head["how"] != "executed" or head["paced"]:
-        print(f"{args.folder} holds a {head['how']} sweep, paced: {head['paced']}", file=sys.stderr)
+    if head["how"] != "executed" or head.get("paced"):
+        found = f"a {head['how']} sweep, paced: {head.get('paced')}"
+        print(f"{args.folder} holds {found}", file=sys.stderr)
         return 1
     sweep = read(args.folder)
     if sweep.unfinished:
         print(
-            f"{args.folder} holds an unfinished sweep: {sweep.found} of {head['points']} points "
-            "have a result, or shapes have not ended; run the same `ficco sweep` to its end",
+            f"{args.folder} holds an unfinished sweep: {sweep.found} of {head.get('points')} "
+            "points have a result, or shapes have not ended; run the same `ficco sweep` to its end",
             file=sys.stderr,
         )
         return 1
@@ -46,7 +48,7 @@ def main() -> int:
     kept = [line for line in lines if line["kind"] != "timeline"]
     grid = "" if head["grid"] == "h200" else f"{head['grid']}_"
     name = f"sweep_{grid}{machine_name(head)}"
-    text = json.dumps({"bench": "sweep", **head, "lines": "LINES"}, indent=1)
+    text = json.dumps({"bench": "sweep", "commit": commit(), **head, "lines": "LINES"}, indent=1)
     rows = ",\n  ".join(json.dumps(line) for line in kept)
     (args.out / f"{name}.json").write_text(text.replace('"LINES"', f"[\n  {rows}\n ]") + "\n")
     with mpl.rc_context({"svg.hashsalt": "ficco", "svg.fonttype": "none"}):

@@ -25,7 +25,7 @@ from modelling.tables import model_table
 from naming import machine_name
 from record import gpus, surroundings
 
-from ficco.measuring.launching import NO_MULTICAST, run_ranks
+from ficco.measure.launching import NO_MULTICAST, run_ranks
 
 STARTS = 4  # most starts of a part's processes if they fail
 START_S = 25.0  # approximate time to start them; with less time left, nothing starts

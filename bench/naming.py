@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ficco.profiling.figures import model, slug
+from ficco.measure.profiling.figures import model, slug
 
 __all__ = ["MACHINES", "SHARED", "machine_name", "where"]
 

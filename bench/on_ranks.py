@@ -11,7 +11,7 @@ from typing import Any
 from naming import machine_name
 from record import gpus, surroundings
 
-from ficco.measuring.launching import NO_MULTICAST, run_ranks
+from ficco.measure.launching import NO_MULTICAST, run_ranks
 
 __all__ = ["FOUND", "keep", "measured"]
 

@@ -16,11 +16,12 @@ from dataclasses import replace
 
 from record import finish, spread
 
-from ficco import Node, oracle
+from ficco import Node
 from ficco.cli.arguments import HOST_SIZES
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.core.machine import Machine
+from ficco.operators import oracle
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 RUNS = 20
 M, N, K = HOST_SIZES["m"], HOST_SIZES["n"], HOST_SIZES["k"]

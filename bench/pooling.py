@@ -28,8 +28,8 @@ import torch
 from naming import machine_name
 from record import gpus, spread, surroundings
 
-from ficco.engines.wanted import matrix
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
+from ficco.engine.wanted import matrix
 from ficco.kernels import fallback
 from ficco.kernels.arrays import DescribedArrays
 from ficco.kernels.pooled_tables import (

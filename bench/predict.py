@@ -21,14 +21,15 @@ from typing import Any
 from naming import MACHINES
 from record import surroundings
 
-from ficco import operators, simulator
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector import decide
-from ficco.selector.facts import facts_of
-from ficco.selector.rule import estimate_us
-from ficco.timeline import REGIMES
+from ficco import operators
+from ficco.core.machine import Machine
+from ficco.measure import simulator
+from ficco.measure.selector import decide
+from ficco.measure.selector.facts import facts_of
+from ficco.measure.selector.rule import estimate_us
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import REGIMES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NEAR = 1.03  # a choice is right within this factor of the best, or within either's IQR

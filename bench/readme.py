@@ -1,4 +1,4 @@
-"""Write README's figures, docs/performance and bench/results/README.md from bench/results.
+"""Write docs/performance and the figures of README, quickstart and bench/results/README.md.
 
 `--check` writes nothing. It prints the stale files; its exit code says whether there are any.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from pages.calls_on_the_host import calls_on_the_host
 from pages.embeddings import embeddings
 from pages.few_rows import few_rows
-from pages.for_readme import headline, results
+from pages.for_readme import first_table, machines_measured, recorded, results
 from pages.for_results import results_readme
 from pages.models import models
 from pages.on_a_cpu import on_a_cpu
@@ -24,27 +24,38 @@ from tables.sources import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance"
+QUICKSTART = ROOT / "docs" / "quickstart.md"
 RESULTS = ROOT / "bench" / "results"
 PAGES = (
     summary, operators, models, calls_on_the_host, few_rows, embeddings, sweeps, on_a_cpu,
     predictions,
 )  # fmt: skip
-MARKS = "<!-- results:begin -->", "<!-- results:end -->"  # enclose README's table and figure
-LINE_MARKS = "<!-- measured:begin -->", "<!-- measured:end -->"  # enclose README's headline
+PARTS = {  # of pages that are written by hand, by the name of their marks
+    README: {"gains": first_table, "machines": machines_measured, "results": results},
+    QUICKSTART: {"recorded": recorded},
+}
 
 
-def between(text: str, marks: tuple[str, str], body: str) -> str:
-    """Return a text with the part between two marks replaced."""
-    head, rest = text.split(marks[0])
-    return f"{head}{marks[0]}{body}{marks[1]}{rest.split(marks[1])[1]}"
+def between(text: str, name: str, body: str) -> str:
+    """Return a text with the part between the marks `<!-- NAME:begin -->` and `:end` replaced.
+
+    A part within a line, as in a row of a table, stays within the line.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, rest = text.split(begin)
+    old, tail = rest.split(end)
+    edge = "\n" if old.startswith("\n") else ""
+    return f"{head}{begin}{edge}{body}{edge}{end}{tail}"
 
 
 def rendered() -> dict[Path, str]:
     """Return the new contents of all text files."""
     page = Page(RESULTS, "bench/results")
-    text = README.read_text()
-    text = between(text, MARKS, "\n" + "\n".join(results(page)) + "\n")
-    found = {README: between(text, LINE_MARKS, "\n" + headline(page) + "\n")}
+    found: dict[Path, str] = {}
+    for path, parts in PARTS.items():
+        found[path] = path.read_text()
+        for name, part in parts.items():
+            found[path] = between(found[path], name, part(page))
     here = Page(RESULTS, "../../bench/results")
     found |= {PERFORMANCE / f"{write.__name__}.md": write(here) for write in PAGES}
     return found | {RESULTS / "README.md": results_readme(Page(RESULTS, "."))}

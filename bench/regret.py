@@ -24,7 +24,7 @@ from comparing.regrets import BAR, lines, summed_up
 from naming import machine_name
 from record import gpus, surroundings
 
-from ficco.measuring.launching import NO_MULTICAST, run_ranks
+from ficco.measure.launching import NO_MULTICAST, run_ranks
 
 
 def arguments() -> argparse.Namespace:

@@ -19,12 +19,12 @@ from typing import Any
 
 from record import finish
 
-from ficco import simulator
-from ficco.curves import Curve, GemmTimes
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector import choose
+from ficco.core.curves import Curve, GemmTimes
+from ficco.core.machine import Machine
+from ficco.measure import simulator
+from ficco.measure.selector import choose
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 SCENARIOS = Path(__file__).with_name("scenarios.toml")
 MACHINE, GRAIN, DTYPE = "mi300x8", 8, "bfloat16"

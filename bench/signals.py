@@ -22,10 +22,10 @@ import torch
 from record import gpus, spread, surroundings
 
 from ficco import _native
-from ficco.measuring.clock import captured, device_ms, new_events
-from ficco.measuring.host_clock import host_us
+from ficco.measure import host_us
+from ficco.measure.clock import captured, device_ms, new_events
+from ficco.measure.profiling.figures import slug
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
-from ficco.profiling.figures import slug
 
 CALLS, ROUNDS, WARM = 20, 25, 3
 PEERS = (1, 3, 7)

@@ -1,23 +1,41 @@
-"""Sphinx configuration.
-
-To build the pages: `pip install '.[docs]' && sphinx-build -W -b html docs OUT`.
-"""
+"""Sphinx configuration. README's section on documentation has the command."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import ficco
-import ficco.device
+from sphinx.ext.autodoc.mock import mock
 
-# Sphinx documents functions, and not what Triton makes of them.
-for _module in (ficco.device, ficco.device.mailbox):
-    for _name, _value in list(vars(_module).items()):
-        if isinstance(_value, ficco.device.triton.JITFunction):
-            setattr(_module, _name, _value.fn)
+import ficco
+
+
+def _compiled(function: Any = None, **options: Any) -> Any:
+    """Stands for triton.jit: the page of a kernel is that of its function."""
+    return function or _compiled
+
+
+# PyTorch and Triton take gigabytes: mocks stand for them, also where they are installed. ficco
+# needs some real objects when it is imported.
+logging.getLogger("ficco").setLevel(logging.ERROR)  # no word of private names that mocks lack
+with mock(["torch", "triton"]):
+    import torch.nn
+    import triton.language
+
+    triton.jit, triton.JITFunction = _compiled, FunctionType
+    triton.language.constexpr = lambda value: value
+    for _module, _class in ((torch, "Tensor"), (torch.nn, "Parameter")):
+        setattr(_module, _class, type(_class, (), {"__module__": _module.__name__}))
+
+    import ficco.device
+
+    for _name in ficco.__all__:
+        getattr(ficco, _name)
 
 project = "ficco"
 author = "the ficco authors"

@@ -1,6 +1,7 @@
-"""Draw a timeline of each named schedule for docs/guides/choose_a_schedule.md.
+"""Draw a timeline of each named schedule, and the picture of the idea: two of them on one axis.
 
-To write docs/_static/timelines/*.svg: `pip install '.[report]' && python docs/make_timelines.py`.
+To write docs/_static/timelines/*.svg and docs/_static/idea.svg:
+`pip install '.[report]' && python docs/make_timelines.py`.
 The simulator predicts the timelines from the profile of four H200s. A digest of what is drawn is in
 each file, so that tests/docs/test_timelines.py finds a file that is out of date.
 """
@@ -8,15 +9,16 @@ each file, so that tests/docs/test_timelines.py finds a file that is out of date
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.simulator import predict
-from ficco.timeline import Span, Timeline
+from ficco.core.machine import Machine
+from ficco.measure.simulator import predict
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import Span, Timeline
 
 FOLDER = Path(__file__).parent / "_static" / "timelines"
 MACHINE = "h200x4"
@@ -54,9 +56,22 @@ PICTURES = (
     *(Picture(name, "all_gather_matmul", 8192, 10240, 8192) for name in _GATHERED),
     *(Picture(name, "matmul_reduce_scatter", 8192, 8192, 8192) for name in _SCATTERED),
     Picture("gather_sm", "all_gather_matmul", 64, 28672, 8192),
+    Picture("push_sm", "matmul_reduce_scatter", 1024, 8192, 8192),
+    Picture("push_sm", "all_gather_matmul", 1024, 8192, 8192),
     Picture("pool_sm", "embedding_all_to_all", 8192, 128, 1024),
     *(Picture(name, "matmul_all_reduce", 16, 8192, 8192) for name in _FEW_ROWS),
     *(Picture(name, "matmul_all_reduce", 1024, 8192, 8192) for name in _PULLING),
+)
+
+# README and docs/concepts/the_idea.md show these two, the first above the second.
+IDEA = (
+    Picture("serial", "all_gather_matmul", 8192, 10240, 8192),
+    Picture("hetero_fused_1d", "all_gather_matmul", 8192, 10240, 8192),
+)
+IDEA_FILE = FOLDER.parent / "idea.svg"
+_WORDS = (  # lanes of the two, for readers who know no lanes
+    {"compute": "serial"},
+    {"compute": "overlap: GEMM", "push": "overlap: copies"},
 )
 
 _LANES = {"gemm": "multiply", "copy": "store", "reduce": "add up", "wait": "wait"}
@@ -103,32 +118,62 @@ def description(picture: Picture, timeline: Timeline) -> str:
     return f"{picture.schedule}, {picture.op} {sizes}, predicted on {MACHINE}; spans {digest}"
 
 
+def idea() -> Timeline:
+    """Predict the two timelines of the idea, as one whose lanes are those of both."""
+    spans = [
+        replace(span, lane=words[span.lane])
+        for picture, words in zip(IDEA, _WORDS, strict=True)
+        for span in timeline_of(picture).spans
+        if span.lane in words and span.kind in ("gemm", "copy", "collective")
+    ]
+    return replace(timeline_of(IDEA[0]), spans=tuple(spans))
+
+
+def idea_description(timeline: Timeline) -> str:
+    """Return what the picture of the idea shows, and a digest of it."""
+    return f"{IDEA[0].schedule} above {description(IDEA[1], timeline)}"
+
+
 def draw(picture: Picture, timeline: Timeline, longest_us: float) -> None:
-    """Write a picture: no background, and texts and lines in grey."""
+    """Write a picture of one timeline."""
+    from ficco.cli.report.sweep.figures import gantt
+
+    with _style():
+        figure = gantt(timeline, RANK, longest_us)
+        _write(figure, picture.path, description(picture, timeline))
+
+
+def _style() -> AbstractContextManager[None]:
     import matplotlib as mpl
+
+    return mpl.rc_context(
+        {"svg.hashsalt": "ficco", "svg.fonttype": "none", "hatch.color": "white"}
+    )  # fmt: skip
+
+
+def _write(figure: Any, path: Path, about: str) -> None:
+    """Write a figure without a background, and with texts and lines in grey."""
     from matplotlib.lines import Line2D
     from matplotlib.spines import Spine
     from matplotlib.text import Text
 
-    from ficco.report.sweep.gantt import gantt
-
-    style = {"svg.hashsalt": "ficco", "svg.fonttype": "none", "hatch.color": "white"}
-    with mpl.rc_context(style):
-        figure = gantt(timeline, RANK, longest_us)
-        for part in figure.findobj(lambda found: isinstance(found, (Text, Line2D))):
-            part.set_color(GREY)
-        for spine in figure.findobj(Spine):
-            spine.set_edgecolor(GREY)
-        figure.axes[0].tick_params(color=GREY, labelcolor=GREY)
-        figure.axes[0].grid(color=GREY, alpha=0.3)
-        about = {"Date": None, "Creator": None, "Description": description(picture, timeline)}
-        figure.savefig(picture.path, transparent=True, metadata=about)
-    lines = [line.rstrip() for line in picture.path.read_text().splitlines()]
-    picture.path.write_text("\n".join(lines) + "\n")
+    for part in figure.findobj(lambda found: isinstance(found, (Text, Line2D))):
+        part.set_color(GREY)
+    for spine in figure.findobj(Spine):
+        spine.set_edgecolor(GREY)
+    for axes in figure.axes:
+        axes.tick_params(color=GREY, labelcolor=GREY)
+        axes.grid(color=GREY, alpha=0.3)
+    metadata = {"Date": None, "Creator": None, "Description": about}
+    figure.savefig(path, transparent=True, metadata=metadata)
+    lines = [line.rstrip() for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
     """Write all pictures; those of one operator and number of rows share a time axis."""
+    from ficco.cli.report.sweep.figures import gantt
+
     FOLDER.mkdir(exist_ok=True)
     timelines = {picture: timeline_of(picture) for picture in PICTURES}
     longest: dict[tuple[str, int], float] = {}
@@ -137,6 +182,10 @@ def main() -> None:
         longest[picture.scale] = max(longest.get(picture.scale, 0.0), end)
     for picture, timeline in timelines.items():
         draw(picture, timeline, longest[picture.scale])
+    both = idea()
+    with _style():
+        figure = gantt(both, RANK, max(span.end_us for span in both.spans))
+        _write(figure, IDEA_FILE, idea_description(both))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from torch import Tensor
 import ficco
 from ficco import device as fd
 
-# ruff: noqa: N803 (constants of kernels are in capitals)
-
 
 @triton.jit
 def embedding_all_to_all(  # noqa: PLR0913
@@ -145,7 +143,10 @@ def main() -> None:
         want = torch.cat(parts, 1)
         error = float((y - want).abs().max() / want.abs().max())
         assert error < 0.01, f"rank {rank}: error {error}"
-    unmet = fd.check(lambda *place: steps(*place, world, 9), world=world, programs=9, resident=1)
+    unmet = fd.check(
+        lambda *place: steps(*place, world, 9), world=world, programs=9, resident=1,
+        signals=3 * world,
+    )  # fmt: skip
     assert not unmet, unmet
     if rank == 0:
         print(f"{world} ranks, {count} tables each, {bags} bags: right, error {error:.1e}")

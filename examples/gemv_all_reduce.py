@@ -17,8 +17,6 @@ from torch import Tensor
 import ficco
 from ficco import device as fd
 
-# ruff: noqa: N803 (constants of kernels are in capitals)
-
 
 @triton.jit
 def gemv_all_reduce(  # noqa: PLR0913

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ficco.errors import (
+from ficco.core.errors import (
     EngineError,
     FiccoError,
     InputError,
@@ -17,13 +17,11 @@ from ficco.errors import (
     ScheduleError,
     TimeoutExceeded,
 )
-from ficco.lazy_modules import loaded
+from ficco.core.lazy_modules import loaded
 
 if TYPE_CHECKING:
-    from ficco.device.windows import window
-    from ficco.machine import Machine
-    from ficco.modules.explaining import explain
-    from ficco.modules.functions import (
+    from ficco.api.explaining import explain
+    from ficco.api.functions import (
         all_gather_matmul,
         all_to_all_matmul,
         column_matmul,
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
         matmul_all_to_all,
         matmul_reduce_scatter,
     )
-    from ficco.modules.groups import (
+    from ficco.api.groups import (
         close,
         fallback_reason,
         prepare,
@@ -40,56 +38,58 @@ if TYPE_CHECKING:
         synchronize,
         window_bytes,
     )
-    from ficco.modules.overlapping import overlap, restore
-    from ficco.modules.sizing import size_windows
-    from ficco.modules.table_optimizers import FusedRowWiseAdagrad, FusedSGD
-    from ficco.modules.tuning import tune
-    from ficco.node import Node
+    from ficco.api.node import Node
+    from ficco.api.overlapping import overlap, restore
+    from ficco.api.sizing import size_windows
+    from ficco.api.table_optimizers import FusedRowWiseAdagrad, FusedSGD
+    from ficco.api.tuning import tune
+    from ficco.core.machine import Machine
+    from ficco.device.windows import window
+    from ficco.lowering.planning import Verification, load_plan, lower, save_plan, verify
+    from ficco.operators.problem import Output, Problem
     from ficco.plan import Plan
-    from ficco.planning import Verification, load_plan, lower, save_plan, verify
-    from ficco.problem import Output, Problem
-    from ficco.schedule import Schedule
-    from ficco.timeline import Span, Timeline
+    from ficco.plan.schedule import Schedule
+    from ficco.plan.timeline import Span, Timeline
     from ficco.verifier import Violation
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "FusedRowWiseAdagrad": "modules.table_optimizers",
-    "FusedSGD": "modules.table_optimizers",
-    "Machine": "machine",
-    "Node": "node",
-    "Output": "problem",
+    "FusedRowWiseAdagrad": "api.table_optimizers",
+    "FusedSGD": "api.table_optimizers",
+    "Machine": "core.machine",
+    "Node": "api.node",
+    "Output": "operators.problem",
     "Plan": "plan",
-    "Problem": "problem",
-    "Schedule": "schedule",
-    "Span": "timeline",
-    "Timeline": "timeline",
-    "Verification": "planning",
+    "Problem": "operators.problem",
+    "Schedule": "plan.schedule",
+    "Span": "plan.timeline",
+    "Timeline": "plan.timeline",
+    "Verification": "lowering.planning",
     "Violation": "verifier",
-    "all_gather_matmul": "modules.functions",
-    "all_to_all_matmul": "modules.functions",
-    "close": "modules.groups",
-    "column_matmul": "modules.functions",
-    "embedding_all_to_all": "modules.functions",
-    "explain": "modules.explaining",
-    "fallback_reason": "modules.groups",
-    "load_plan": "planning",
-    "lower": "planning",
-    "matmul_all_reduce": "modules.functions",
-    "matmul_all_to_all": "modules.functions",
-    "matmul_reduce_scatter": "modules.functions",
-    "overlap": "modules.overlapping",
-    "prepare": "modules.groups",
-    "reset": "modules.groups",
-    "restore": "modules.overlapping",
-    "save_plan": "planning",
-    "size_windows": "modules.sizing",
-    "synchronize": "modules.groups",
-    "tune": "modules.tuning",
-    "verify": "planning",
+    "all_gather_matmul": "api.functions",
+    "all_to_all_matmul": "api.functions",
+    "close": "api.groups",
+    "column_matmul": "api.functions",
+    "embedding_all_to_all": "api.functions",
+    "explain": "api.explaining",
+    "fallback_reason": "api.groups",
+    "load_plan": "lowering.planning",
+    "lower": "lowering.planning",
+    "matmul_all_reduce": "api.functions",
+    "matmul_all_to_all": "api.functions",
+    "matmul_reduce_scatter": "api.functions",
+    "overlap": "api.overlapping",
+    "prepare": "api.groups",
+    "reset": "api.groups",
+    "restore": "api.overlapping",
+    "save_plan": "lowering.planning",
+    "size_windows": "api.sizing",
+    "synchronize": "api.groups",
+    "tune": "api.tuning",
+    "verify": "lowering.planning",
     "window": "device.windows",
-    "window_bytes": "modules.groups",
+    "window_bytes": "api.groups",
 }
 
 __all__ = [
@@ -165,8 +165,8 @@ def _native_core() -> Any:
         ) from None
     except ImportError as reason:
         raise EngineError(
-            f"the native core cannot be loaded ({reason}); install ficco again, with a C++20 "
-            "compiler"
+            f"the native core cannot be loaded ({reason}); if it was built for another system, "
+            "install ficco again, with a C++20 compiler"
         ) from reason
 
 

@@ -186,14 +186,15 @@ class Group:
 
     def rank_state(
         self, rank: int
-    ) -> tuple[Literal["absent", "here", "closed", "died"], float, int, int]:
-        """Return the known state of a rank: (presence, age_s, calls, digest).
+    ) -> tuple[Literal["absent", "here", "closed", "died"], float, int, int, bool]:
+        """Return the known state of a rank: (presence, age_s, calls, digest, preparing).
 
         Returns:
             presence: "absent" until its process has joined, "closed" after `close` or its group's
                 end, "died" if its process ended without either. age_s: time since its last
                 heartbeat, which has a period of 0.05 s; 0 if ranks are threads. calls: number of
-                calls that it has begun. digest: digest of the last one.
+                calls that it has begun. digest: digest of the last one. preparing: see
+                `set_preparing`.
         """
 
     def close(self) -> None:
@@ -484,6 +485,29 @@ class Gpu:
             GpuError: a driver call fails, or the driver is older than CUDA 12.4.
         """
 
+    def new_window_memory(self, bytes: int, words: bool) -> int:
+        """Allocate memory for windows, which is zero; return its address.
+
+        Args:
+            bytes: size.
+            words: whether it is for signals alone, which AMD's devices do not cache.
+        """
+
+    def delete_window_memory(self, address: int) -> None:
+        """Free memory that `new_window_memory` returned."""
+
+    def fill_words(self, address: int, value: int, count: int) -> None:
+        """Store a word `count` times, and wait for that."""
+
+    def reach(self, peer: int) -> None:
+        """Allow the device to access another one's memory; a second call does nothing."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all of its work."""
+
+    def capturing(self, stream: int) -> bool:
+        """Return whether a stream of the device is being captured into a graph."""
+
 class DriverCalls:
     """Single calls of a device's driver, for probes of the machine.
 
@@ -672,27 +696,6 @@ def open_hip(device: int, await_code: bytes = b"", shared_bytes: int = 0) -> Gpu
         shared_bytes: dynamic shared memory of its launches.
     """
 
-def hip_fill_words(device: int, address: int, value: int, count: int) -> None:
-    """Store a word `count` times in memory of an AMD device, and wait for that."""
-
-def hip_reach(device: int, peer: int) -> None:
-    """Allow an AMD device to access another one's memory; a second call does nothing."""
-
-def hip_capturing(device: int, stream: int) -> bool:
-    """Return whether a stream of an AMD device is being captured into a graph."""
-
-def hip_synchronize(device: int) -> None:
-    """Wait until an AMD device has done all of its work."""
-
-def hip_new_window_memory(device: int, bytes: int, words: bool) -> int:
-    """Allocate memory of an AMD device for windows, which is zero; return its address.
-
-    Args:
-        device: its number.
-        bytes: size.
-        words: whether it is for signals, which are not cached; else for data.
-    """
-
 def hip_export_memory(device: int, address: int) -> bytes:
     """Return a handle by which other processes of the host open memory of an AMD device."""
 
@@ -701,9 +704,6 @@ def hip_open_memory(device: int, exported: bytes) -> int:
 
 def hip_close_memory(device: int, address: int) -> None:
     """End the use of memory that `hip_open_memory` returned."""
-
-def hip_delete_window_memory(device: int, address: int) -> None:
-    """Free memory that `hip_new_window_memory` returned."""
 
 class GpuRank:
     """One rank's GPU: the streams of its lanes, and a watchdog thread.
@@ -971,14 +971,14 @@ class GpuProgram:
         """Whether a graph has captured a call; it may be replayed as long as the rank lives."""
 
 class CallSteps:
-    """Calls of Python functions, made in order; see `ficco.engines.call_steps`.
+    """Calls of Python functions, made in order; see `ficco.engine.repeated_calls`.
 
     A value that is no input and no result is released behind the last step that uses it.
 
     Args:
         inputs: number of inputs.
         more: the values at the places behind the inputs: constants, and None for what steps store.
-        steps: `ficco.engines.call_steps.Step`s.
+        steps: `ficco.engine.repeated_calls.Step`s.
         results: places of the results.
 
     Raises:
@@ -1051,7 +1051,7 @@ class PreparedCall:
         Args:
             inputs: tensors, in the order of the slots. They have the method `data_ptr`.
             results: how the results are allocated, which follow the inputs: a
-                `ficco.engines.prepared.Results`. If the leader stores in no result, they are
+                `ficco.engine.prepared.Results`. If the leader stores in no result, they are
                 allocated behind the leader.
             copy: the window copy of this call.
             stream: driver handle of the current stream of the current device.
@@ -1108,7 +1108,7 @@ def flat_table(table: Any) -> tuple[int, ...] | None:
 class CallFinder:
     """Finds the cached call of a function's arguments, in native code.
 
-    A key is that of `ficco.modules.call_cache.key_of`.
+    A key is that of `ficco.api.call_cache.key_of`.
 
     Args:
         reader: reads the facts of tensors.
@@ -1145,7 +1145,7 @@ class CallFinder:
         the cached call is still valid.
 
         Args:
-            form: the fields of `ficco.modules.dispatching.Form`.
+            form: the fields of `ficco.api.call_cache.Form`.
             args: what the function got by position.
             words: what it got by name. Names are compared by identity: Python interns the names
                 that a call spells out. Other names give None.

@@ -1,8 +1,8 @@
 """What all tests share: hypothesis profiles, the --require option, and tests that run alone.
 
 Tests run in twice as many processes as there are processors (pytest-xdist). What measures time is
-marked `@pytest.mark.alone`: no other test of the same run goes on beside it. A test that fails
-while the machine stands still is run once more (stalls.py); the summary lists it as RERUN.
+marked `@pytest.mark.alone`: no other test of the same run goes on beside it. reruns.py says which
+tests are run again after a failure, tiers.py which are fast.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, settings
 for folder in (".", "plan", "program", "host", "kernels", "report", "sweeping"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
+import reruns  # noqa: E402
 import stalls  # noqa: E402
+import tiers  # noqa: E402
 
 # Two files that are there anyway, which the processes of a run lock.
 _ROOM, _DOOR = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
-
-_SHOWN = 4000  # characters of a failure
 
 # No test measures the machine by surprise: what auto chooses would depend on it.
 os.environ["FICCO_MEASURE"] = "0"
@@ -42,10 +42,12 @@ settings.register_profile(
 settings.load_profile("ficco")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    for plugin in (reruns, tiers):
+        pluginmanager.register(plugin)
     parser.addoption(
         "--require", action="append", default=[], metavar="WHAT",
-        help="fail instead of skipping where WHAT (torch, transformers, megatron, torchrec, "
+        help="fail instead of skipping where WHAT (torch, transformers, peft, megatron, torchrec, "
         "chromium) is missing",
     )  # fmt: skip
     parser.addoption(
@@ -76,12 +78,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if Path("/dev/nvidiactl").exists() else 2 * len(os.sched_getaffinity(0))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that run alone first: later they would wait for long ones, and hold up the rest."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
-    if config.pluginmanager.hasplugin("rerunfailures"):  # GPU machines may lack it
-        for item in items:
-            item.add_marker(pytest.mark.flaky(reruns=1, condition=stalls.happened))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -119,13 +118,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             return (yield)
         finally:  # a process that the test has forked may have the file open still
             fcntl.flock(room, fcntl.LOCK_UN)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show the first failure of each test that was run again; pytest shows only the last run."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"first run of {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext[-_SHOWN:])
 
 
 @pytest.fixture

@@ -35,13 +35,13 @@ __all__ = ["KINDS", "Request", "collect_seldom", "run_request"]
 
 _DRIVERS = ("libcuda.so.1", "libamdhip64.so.7")
 KINDS = {  # modules that each kind of fork begins with, beside those of the kinds above
-    "numpy": ("ficco.oracle", "ficco.runtime.local_gpu"),
+    "numpy": ("ficco.operators.oracle", "ficco.runtime.engine"),
     "torch": ("torch.distributed.tensor.parallel",),
     "compiler": (
         "torch._dynamo.backends.debugging", "torch._inductor.pattern_matcher",
         "functorch.compile",
     ),
-    "functions": ("ficco.modules.functions",),
+    "functions": ("ficco.api.functions",),
 }  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def _load_drivers(folders: Sequence[str]) -> None:
 def _fill_caches(kind: str) -> None:
     """Read files that most programs need and that ficco caches: shipped profiles, the pack."""
     if kind == "numpy":
-        from ficco.selector import profiles
+        from ficco.measure.selector import profiles
 
         profiles.shipped_for("NVIDIA H200", 2)
     elif kind == "torch":

@@ -163,7 +163,9 @@ class Forked:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def forked_rank(command: list[str], stdout: IO[str], stderr: int, env: dict[str, str]) -> Forked:
+def forked_rank(
+    command: list[str], stdout: IO[str], stderr: int, env: dict[str, str], pass_fds: Any
+) -> Forked:
     """Start a rank of a measurement, which looks after its parent: what forks it is the parent."""
     own = {name: value for name, value in env.items() if name != "FICCO_PARENT"}
     return Forked(command, stdout, stderr, own)
@@ -223,7 +225,7 @@ def run_forked(
 
 def run_ranks(
     world: int, script: Path, *arguments: object, folder: Path, environment: dict[str, str],
-    timeout: float,
+    timeout: float, kind: str = "",
 ) -> list[str]:  # fmt: skip
     """Run `python SCRIPT [arguments...]` on all ranks, with what torchrun sets; each must end well.
 
@@ -234,6 +236,7 @@ def run_ranks(
         folder: where all run; a file of what each rank says is left there.
         environment: set in addition to this process's.
         timeout: seconds; then all are killed.
+        kind: see `Forked`.
 
     Returns:
         What each rank said.
@@ -247,6 +250,7 @@ def run_ranks(
         Forked(
             [script, *arguments], file, subprocess.STDOUT,
             os.environ | meet | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder,
+            kind,
         )
         for rank, file in enumerate(files)
     ]  # fmt: skip

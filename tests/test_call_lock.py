@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import ficco
-from ficco.call_lock import CallLock
+from ficco.core.call_lock import CallLock
 
 SOURCES = Path(__file__).parents[1] / "ficco"
-OTHERS = {"call_lock.py", "cli/progress_line.py"}  # no handler of a user runs inside the latter
+OTHERS = {
+    "core/call_lock.py",
+    "cli/progress_line.py",
+}  # no handler of a user runs inside the latter
 
 
 def test_another_thread_waits() -> None:

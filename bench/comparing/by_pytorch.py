@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric  # the import registers the operators
 
-from ficco.compute.torch_dtypes import TORCH_DTYPE
-from ficco.measuring.cases import Operands
-from ficco.measuring.layout import Layout
+from ficco.engine.compute.torch_dtypes import TORCH_DTYPE
+from ficco.measure.cases import Operands
+from ficco.measure.layout import Layout
 
 __all__ = ["FUSED", "SHOTS", "Shared", "fused", "serial_new", "ways"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ficco import registry
 from ficco.lowering.cutting import is_edged
-from ficco.measuring.layout import Layout
-from ficco.schedule import Schedule
-from ficco.selector.candidates import few_rows
+from ficco.measure.layout import Layout
+from ficco.measure.selector.candidates import few_rows
+from ficco.operators import registry
+from ficco.plan.schedule import Schedule
 
 SHAPES = Path(__file__).resolve().parent.parent / "shapes.toml"
 LINK_GBPS = 395.0  # highest measured rate of pushes from one H200 to one peer (2026-11-20)

@@ -8,10 +8,10 @@ from typing import Any
 from comparing import summary
 from comparing.by_pytorch import FUSED, fused
 from comparing.cases import Case, points
-from ficco.measuring.cases import RecvBuffer
-from ficco.measuring.clock import Config
-from ficco.measuring.launching import Rendezvous
-from ficco.measuring.rounds import Measuring
+from ficco.measure.cases import RecvBuffer
+from ficco.measure.clock import Config
+from ficco.measure.launching import Rendezvous
+from ficco.measure.rounds import Measuring
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def measure(
     case: Case, rank: int, rendezvous: Rendezvous, settings: Settings, recv: RecvBuffer
 ) -> dict[str, Any]:
     """Return a case's result, equal on all ranks. A collective call."""
-    from ficco.machine import Machine
+    from ficco.core.machine import Machine
 
     run = Measuring(case, rank, rendezvous, recv)
     baselines = [Config("serial", run.operands.serial)]

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from ficco import operators
-from ficco.measuring.layout import Layout
+from ficco.measure.layout import Layout
 
 __all__ = ["DRAWN", "MOST_ROWS", "OPERATORS", "drawn"]
 

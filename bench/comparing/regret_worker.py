@@ -16,17 +16,17 @@ import ficco
 from comparing.by_pytorch import Shared, ways
 from comparing.random_shapes import OPERATORS, drawn
 from comparing.regrets import judged
-from ficco.engines.group_kernels import OFTEN
-from ficco.measuring.cases import RecvBuffer
-from ficco.measuring.clock import Config, beat
-from ficco.measuring.launching import Rendezvous
-from ficco.measuring.layout import Layout
-from ficco.measuring.ranks import WAIT_S, RankLog, grow_windows, leave, open_group
-from ficco.measuring.rounds import Measuring
-from ficco.modules import auto, groups
-from ficco.schedule import Schedule
-from ficco.selector import Choice
-from ficco.timeline import REGIMES
+from ficco.api import auto, groups
+from ficco.engine.group_kernels import OFTEN
+from ficco.measure.cases import RecvBuffer
+from ficco.measure.clock import Config, beat
+from ficco.measure.launching import Rendezvous
+from ficco.measure.layout import Layout
+from ficco.measure.ranks import WAIT_S, RankLog, grow_windows, leave, open_group
+from ficco.measure.rounds import Measuring
+from ficco.measure.selector import Choice
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import REGIMES
 
 LONGEST_S = 5.0  # most time of a shape; with less time left, no shape is started
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ficco.timeline import REGIMES
+from ficco.plan.timeline import REGIMES
 
 __all__ = ["ALLOWED_MS", "BAR", "NEW", "SHARE", "judged", "lines", "summed_up"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from record import spread
 
-from ficco.sweeping import figures
-from ficco.sweeping.figures import fastest, medians
+from ficco.cli.sweeping import results
+from ficco.cli.sweeping.results import fastest, medians
 
 REGIMES = ("eager", "synchronized", "captured")
 BASELINES = ("serial", "torch_fused")
@@ -97,7 +97,7 @@ def ideal(regimes_alone: Times) -> dict[str, Any]:
     """Return the times of the GEMM alone, the fastest transfer alone, and the larger of the two."""
     found = {config: value for (config, _), value in medians(regimes_alone).items()}
     transfers = {name: value for name, value in found.items() if name.startswith("transfer ")}
-    parts = figures.ideal(found.get("gemm"), transfers.values())
+    parts = results.ideal(found.get("gemm"), transfers.values())
     return {
         **{name: value and round(value, 4) for name, value in parts.items()},
         "transfers_ms": {n.removeprefix("transfer "): round(v, 4) for n, v in transfers.items()},

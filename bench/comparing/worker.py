@@ -13,10 +13,10 @@ import torch
 from comparing import zero_cta
 from comparing.cases import BY_COPY_ENGINES, Case, read
 from comparing.measuring import Settings, measure
-from ficco.measuring.cases import RecvBuffer
-from ficco.measuring.clock import beat
-from ficco.measuring.launching import Rendezvous
-from ficco.measuring.ranks import WAIT_S, RankLog, grow_windows, leave, open_group
+from ficco.measure.cases import RecvBuffer
+from ficco.measure.clock import beat
+from ficco.measure.launching import Rendezvous
+from ficco.measure.ranks import WAIT_S, RankLog, grow_windows, leave, open_group
 
 FIRST_GUESS_S = 20.0  # assumed time of a case before the first is measured
 

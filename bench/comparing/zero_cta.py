@@ -16,9 +16,9 @@ import torch.distributed._symmetric_memory as symmetric
 
 from comparing import summary
 from comparing.cases import Case
-from ficco.measuring.cases import TOLERANCE, Operands
-from ficco.measuring.clock import Config, Timer, beat, calls_for
-from ficco.measuring.launching import Rendezvous
+from ficco.measure.cases import TOLERANCE, Operands
+from ficco.measure.clock import Config, Timer, beat, calls_for
+from ficco.measure.launching import Rendezvous
 
 ROUNDS = 20
 

@@ -15,9 +15,9 @@ import torch
 from record import spread
 
 import ficco
-from ficco.measuring.clock import beat, calls_for, device_ms
-from ficco.measuring.host_clock import host_us
-from ficco.measuring.launching import Rendezvous
+from ficco.measure import host_us
+from ficco.measure.clock import beat, calls_for, device_ms
+from ficco.measure.launching import Rendezvous
 from modelling import cells
 from modelling.cells import Cell
 from modelling.llama import SIZES, Blocks, local, made, share_weights

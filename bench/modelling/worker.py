@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import ficco
-from ficco.measuring.clock import beat
-from ficco.measuring.launching import Rendezvous
-from ficco.measuring.ranks import RankLog
+from ficco.measure.clock import beat
+from ficco.measure.launching import Rendezvous
+from ficco.measure.ranks import RankLog
 from modelling.cells import Cell, cells
 from modelling.measuring import Place, measure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ PAGES = {  # by script: the page of docs/performance that shows its results
     "cold_start": "calls_on_the_host", "few_rows": "few_rows", "device": "few_rows",
     "embedding": "embeddings", "dlrm": "models", "sweep": "sweeps", "paced": "on_a_cpu",
     "host": "on_a_cpu", "predict": "predictions", "host_predictions": "predictions",
-    "scenarios": "predictions",
+    "scenarios": "predictions", "push_sm_predicted": "predictions",
 }  # fmt: skip
-SCRIPTS = {"sweep": "keep_sweep"}  # where the script has another name than its result
+SCRIPTS = {  # where the script has another name than its result
+    "sweep": "keep_sweep",
+    "push_sm_predicted": "sending",
+}
 READERS = {  # scripts that read results, and what they make
     "`readme.py`": "README, `docs/performance`, and this file",
     "`book.py`": "the books in `schedules/tuned`, from `compare_*`, `few_rows_*` and `sweep_*`",
@@ -33,9 +37,10 @@ def results_readme(page: Page) -> str:
         (path, json.loads(path.read_text())) for path in sorted(page.results.glob("*.json"))
     ]  # fmt: skip
     shares = _shares(page)
+    earlier = tomllib.loads((page.results / "earlier.toml").read_text())
     rows = [
         [f"[{path.name}]({path.name})", _script(document), _machine(document),
-         document["date"], f"[{PAGES[document['bench']]}]"
+         document["date"], _commit(path, document, earlier), f"[{PAGES[document['bench']]}]"
          f"(../../docs/performance/{PAGES[document['bench']]}.md)", shares.get(path.name, "all")]
         for path, document in documents
     ]  # fmt: skip
@@ -53,14 +58,16 @@ def results_readme(page: Page) -> str:
         "one by name (for models, the first). A file is *superseded* if other files replaced all "
         "of it. Superseded files stay where notes or profiles cite them; `predict.py` reads files "
         "in the order of their names, without dates.", "",
-        *table(["file", "script", "machine", "date", "page", "shown"], rows), "",
+        "The column *commit* has the commit whose code was measured; `+changes` means that tracked "
+        "files differed from it. Results from before 2026-11-29 do not name it: for them the "
+        "column has the commit that *added* the file ([earlier.toml](earlier.toml)).", "",
+        *table(["file", "script", "machine", "date", "commit", "page", "shown"], rows), "",
         "Figures (`.svg`) are drawn from the JSON file with the same beginning: `*_gains.svg` and "
         "`*_map.svg` by `keep_sweep.py`, `characterize_*.svg` by `characterize.py --draw`, and "
         "`auto_*.svg` by `readme.py` from `regret_*.json`.", "",
         "These scripts read the files:", "",
         *table(["script", "what it makes"], [list(row) for row in READERS.items()]), "",
-        "[ab](ab/README.md) has measurements of one change each, before and after. No page shows "
-        "them. `reports` has files of `ficco doctor --report`, by machine.",
+        "`reports` has files of `ficco doctor --report`, by machine.",
     ]  # fmt: skip
     return "\n".join(wrapped(lines)) + "\n"
 
@@ -71,6 +78,14 @@ def _script(document: dict[str, Any]) -> str:
     options = " --op all_gather_matmul" if document.get("op") == "all_gather_matmul" else ""
     grid = f", grid `{document['grid']}`" if bench == "sweep" else ""
     return f"`{SCRIPTS.get(bench, bench)}.py{options}`{grid}"
+
+
+def _commit(path: Path, document: dict[str, Any], earlier: dict[str, str]) -> str:
+    """Return the measured commit, or "added in ..." for a result that does not name it."""
+    measured, _, changed = str(document.get("commit", "")).partition("+")
+    if measured:
+        return f"`{measured[:8]}`" + (" +changes" if changed else "")
+    return f"added in `{earlier[path.name]}`"
 
 
 def _machine(document: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from naming import where
-from tables import auto, cutting
+from tables import auto, cutting, losses
 from tables.comparison import (
     captured_table,
     compared,
@@ -65,9 +65,11 @@ def _auto(page: Page) -> list[str]:
             "### What `auto` chose", "",
             "The number of shapes for which `auto` took each schedule:", "",
             *auto.chosen_table(document), "",
-            "### Shapes outside the limit, captured", "", *auto.missed_table(document, "captured"),
-            "", "### Shapes outside the limit, eager", "", *auto.missed_table(document, "eager"),
-            "", "The reasons are on the [summary](summary.md#where-ficco-is-slower).", "",
+            "### Shapes outside the limit, captured", "",
+            *losses.missed_table(document, "captured"), "",
+            "### Shapes outside the limit, eager", "",
+            *losses.missed_table(document, "eager"), "",
+            "The causes are on the [summary](summary.md#where-ficco-is-slower).", "",
             "### How the random shapes were made", "",
             f"The sizes are log-uniform: {_sizes(how)}. Seed {how['seed']}; {how['rounds']} rounds "
             f"per regime. {_left_out(document)}", "",
@@ -103,7 +105,7 @@ def _tuned(page: Page) -> list[str]:
 def _missed_in_graphs(document: Document) -> list[str]:
     if all(case["verdicts"]["captured"]["within"] for case in document["cases"]):
         return ["In a graph no shape is outside the limit.", ""]
-    return ["Outside the limit in a graph:", "", *auto.missed_table(document, "captured"), ""]
+    return ["Outside the limit in a graph:", "", *losses.missed_table(document, "captured"), ""]
 
 
 def _sizes(how: dict[str, str]) -> str:

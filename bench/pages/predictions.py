@@ -31,6 +31,8 @@ def predictions(page: Page) -> str:
             "predictions for 8 GPUs are not checked.", "",
             f"Predicted on {machine_of(document)}: {page.link(path)}.", "",
         ]  # fmt: skip
+    for path, document in page.one("push_sm_predicted"):
+        body += [*_sending(document), f"Predicted on {document['date']}: {page.link(path)}.", ""]
     for path, document in page.one("host_predictions"):
         body += [*_on_cpus(document), f"{machine_of(document)}: {page.link(path)}.", ""]
     for path, document in page.one("scenarios"):
@@ -40,6 +42,22 @@ def predictions(page: Page) -> str:
         "../concepts/machines_and_profiles.md": "Machines and profiles.",
     }
     return whole_page("Predictions", FIRST, body, following)
+
+
+def _sending(document: Document) -> list[str]:
+    """Return the section on kernels that send their results."""
+    return [
+        "## Predicted: `push_sm` against the best other schedule", "",
+        "**No GPU has run `push_sm` yet.** The profiles are measured, but not the speed of its "
+        f"products: they are assumed to take {document['assumed_sending_gemm']} times as long as "
+        "the library's. Each figure is the time of the best other schedule over that of `push_sm`, "
+        "both of the simulator, captured, in bfloat16. n and k are 4096 for the all-to-all "
+        "operators, and 8192 over all ranks for the others.", "",
+        *foresight.sending_table(document), "",
+        f"From 65 to 4096 rows it is predicted to be {document['gain_65_to_4096_rows']:.2f} times "
+        "as fast, in the geometric mean. Up to 64 rows, `gather_sm`, `one_shot_sm` and "
+        "`two_shot_sm` are in its place.", "",
+    ]  # fmt: skip
 
 
 def _on_cpus(document: Document) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from modelling.tables import losses
+from modelling.tables import losses as lost_steps
 from naming import where
-from tables import auto, chart, few
+from tables import auto, chart, few, losses
 from tables.comparison import compared, lost_to_fused, shown
 from tables.comparison import summary as compared_summary
-from tables.sources import Document, Page, machines, whole_page
+from tables.sources import Document, Page, machines, table, whole_page
 
 from pages import for_readme
 from pages.words import BASELINES, GAIN, NO_MULTICAST, REGIMES, machines_with_comparison
@@ -17,21 +17,6 @@ FIRST = (
     "readers who decide whether to use ficco. All figures are measured on NVIDIA H100 and H200 "
     "GPUs of one host, as the last section describes; the other pages have every table."
 )
-CAUSES = (
-    "The causes are known:", "",
-    "- *All-reduces with a result of 2 to 50 MB.* The two-shot all-reduce of PyTorch's symmetric "
-    "memory is faster there than NCCL, and a few microseconds faster than `one_shot_pull`. ficco "
-    "does not call that operator, because it would wait without end for a signal that never comes.",
-    "- *Eager and synchronized calls of little work.* There the host decides. A call of ficco "
-    "costs the host more than a call by hand: it finds the choice for its arguments, and its "
-    "result is new memory. The fastest calls by hand write into preallocated memory.",
-    "- *Gated GEMMs with a large k and few columns.* They have fewer tiles than the GPU has "
-    "multiprocessors. cuBLAS splits k there among more programs than ficco, which takes up to "
-    "four.",
-    "",
-    "To avoid the second cause, capture the calls in a CUDA graph. For the other causes, compare "
-    "with `ficco.explain(model, measure=True)`, and name a schedule or leave the layer to PyTorch.",
-)  # fmt: skip
 METHOD = (
     "- Each rank is a process with one GPU. A run of a call takes the time of its slowest rank.",
     "- All ways of one shape run in turns (interleaved rounds). A figure is the median of the "
@@ -52,13 +37,11 @@ def summary(page: Page) -> str:
     body = [
         "## What `auto` gives", "",
         f"The operators ran on {where(document)}, on {len(document['cases'])} random shapes that "
-        f"are in no book. The models ran on {where(models)}. Cells have geometric means, and the "
-        f"worst and the best shape in brackets. {GAIN}", "",
-        *for_readme.compact_table(document, models), "",
+        "are in no tuning table. Cells have geometric means, and the worst and the best shape in "
+        f"brackets. {GAIN} [Models](models.md) compares whole programs.", "",
+        *_operators(document), "",
         "*Best by hand* is the fastest of NCCL and `torch.mm`, PyTorch's fused operators, and "
-        "`torch.mm` with the one-shot or two-shot all-reduce of PyTorch's symmetric memory. *Best "
-        "over best* compares the fastest variants of both sides: eager, CUDA graph, or "
-        "`torch.compile`.", "",
+        "`torch.mm` with the one-shot or two-shot all-reduce of PyTorch's symmetric memory.", "",
         page.picture(
             f"Speed-up of auto over NCCL and torch.mm of every shape, {where(document)}",
             chart.file_of(path).name,
@@ -76,6 +59,14 @@ def summary(page: Page) -> str:
         "where_it_ran.md": "Where it ran: hardware, and what was not tested.",
     }
     return whole_page("Performance summary", FIRST, body, following)
+
+
+def _operators(document: Document) -> list[str]:
+    """Return the speed-ups of each operator."""
+    head = [f"`auto`, {len(document['cases'])} shapes, {where(document)}"]
+    for regime in ("in a CUDA graph", "eager"):
+        head += [f"{regime}, over NCCL and `torch.mm`", f"{regime}, over the best by hand"]
+    return table(head, auto.gain_rows(document, for_readme.REGIMES))
 
 
 def _tuned(page: Page) -> list[str]:
@@ -97,14 +88,19 @@ def _tuned(page: Page) -> list[str]:
 
 def _slower(page: Page, document: Document, models: Document) -> list[str]:
     """Return the section on losses."""
-    lost, compared = losses(models, "compiled over compiled")
+    lost, compared = lost_steps(models, "compiled over compiled")
     return [
         "## Where ficco is slower", "",
         f"Of the {len(document['cases'])} random shapes, `auto` is slower than the best call by "
         "hand on these, by regime:", "",
         *_loss_table(document), "",
         auto.BAR, "",
-        *CAUSES, "", *_tuned(page),
+        "The number of shapes outside the limit, by cause:", "",
+        *losses.cause_table(document, auto.REGIMES), "",
+        "Eager calls lose by the time of the host: a call of ficco finds the choice for its "
+        "arguments, and its result is new memory, where the fastest calls by hand write into "
+        "preallocated memory. [Operators](operators.md) lists each shape with its cause.", "",
+        *_tuned(page),
         f"In whole models, with `torch.compile` on both sides, ficco is slower in {lost} of "
         f"{compared} steps on {where(models)}. Use CUDA graphs there.", "",
     ]  # fmt: skip
@@ -119,7 +115,7 @@ def _loss_table(document: Document) -> list[str]:
             regime, str(sum(gain < 1 for gain in found)), str(outside), f"{min(found):.2f}x"
         ])  # fmt: skip
     head = ["regime", "slower at all", "slower by more than the limit", "worst speed-up"]
-    return auto.table(head, rows)
+    return table(head, rows)
 
 
 def _best(page: Page) -> list[str]:

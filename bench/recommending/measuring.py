@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from record import spread
 
-from ficco.problem import chunk_sizes
+from ficco.operators.problem import chunk_sizes
 from recommending.model import Mlps, infer, train
 from recommending.shapes import Shape, draw
 from recommending.ways import WAYS, ByFicco, ByTorch, Way

@@ -7,7 +7,7 @@ from typing import Any
 
 from comparing.regrets import ALLOWED_MS, NEW, SHARE
 
-from ficco.report.sweep.judging import geomean
+from ficco.cli.report.sweep.judging import geomean
 from tables.sources import Document, table
 
 REGIMES = ("captured", "eager", "synchronized")
@@ -98,23 +98,6 @@ def chosen_table(document: Document) -> list[str]:
         for name, found in rows
     ]  # fmt: skip
     return table(["schedule", "captured", "eager and synchronized"], cells)
-
-
-def missed_table(document: Document, regime: str) -> list[str]:
-    """Return the shapes that are not within the limit, the largest loss first."""
-    missed = [case for case in document["cases"] if not case["verdicts"][regime]["within"]]
-    rows = []
-    for case in sorted(missed, key=lambda case: gain(case, regime, BEST)):
-        others = by_hand(case, regime)
-        best = min(others, key=others.__getitem__)
-        point = case["auto"]["captured" if regime == "captured" else "eager"]
-        rows.append([
-            f"`{case['op']}` {case['m']} x {case['n']} x {case['k']}", f"`{point}`",
-            f"{1e3 * case['ms'][regime]['auto']['median']:.1f}", WAYS[best],
-            f"{1e3 * others[best]:.1f}", f"{gain(case, regime, BEST):.2f}x",
-        ])  # fmt: skip
-    head = ["operator, m x n x k", "`auto` takes", "us", "best by hand", "us", "speed-up"]
-    return table(head, rows)
 
 
 def serial_text(document: Document) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ficco.report.sweep.judging import geomean
+from ficco.cli.report.sweep.judging import geomean
 from tables.sources import Documents, Page, read, table
 
 REGIMES = ("captured", "eager", "synchronized")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ficco.report.sweep.judging import geomean
+from ficco.cli.report.sweep.judging import geomean
 from tables.sources import Document, table
 
 WAYS = {

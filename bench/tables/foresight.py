@@ -53,3 +53,14 @@ def serial_loss(world: Document) -> float:
         shape = case["op"], case["m"], case["n"], case["k"]
         times.setdefault(shape, {})[case["schedule"].split()[0]] = case["ms"]
     return max(found["serial"] / min(found.values()) for found in times.values()) - 1
+
+
+def sending_table(document: Document) -> list[str]:
+    """Return the predicted gains of push_sm, by machine, operator and rows."""
+    rows, heights = [], list[int]()
+    for machine, cases in document["cases"].items():
+        heights = sorted({case["m"] for case in cases})
+        for op in dict.fromkeys(case["op"] for case in cases):
+            gains = {case["m"]: case["gain"] for case in cases if case["op"] == op}
+            rows.append([f"`{machine}`", f"`{op}`", *[f"{gains[m]:.2f}x" for m in heights]])
+    return table(["profile", "operator", *map(str, heights)], rows)

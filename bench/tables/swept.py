@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from ficco.report.sweep.judging import geomean
-from ficco.sweeping.results import auto_slowdowns
+from ficco.cli.report.sweep.judging import geomean
+from ficco.cli.sweeping.results import auto_slowdowns
 from tables.sources import Document
 
 NEAR = 1.03

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ficco import data, operators
+from ficco import operators
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, profile_of
-from ficco.dtypes import DTYPES, INDEX_DTYPES
-from ficco.errors import InputError, ScheduleError
-from ficco.lowered import Lowered
-from ficco.machine import Machine
-from ficco.passes.served import check_served
-from ficco.problem import MAX_WORLD, MODES, Problem
-from ficco.schedule import MAX_CHUNKS, Schedule
-from ficco.selector.candidates import few_rows
-
-__all__ = ["Request", "add_command", "add_problem", "fitting", "problem_from", "request_from"]
+from ficco.core import data
+from ficco.core.dtypes import DTYPES, INDEX_DTYPES
+from ficco.core.errors import InputError, ScheduleError
+from ficco.core.machine import Machine
+from ficco.lowering.lowered import Lowered
+from ficco.lowering.sending import sends
+from ficco.measure.selector.candidates import few_rows
+from ficco.operators.problem import MAX_WORLD, MODES, Problem
+from ficco.plan.schedule import MAX_CHUNKS, Schedule
+from ficco.program.passes.served import check_served
 
 # The default job. On mesh4 a chunk takes 5.8 ms, the transfer 23 ms and the GEMM 45 ms. Only a few
 # of these ms are real work, so four ranks on two cores hardly wait for each other.
@@ -129,7 +129,7 @@ def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
         )
         where.add_argument(
             "--grain", type=_grain, metavar="N",
-            help="The chunks per shard, or `world` for as many as ranks. Default: the schedule's.",
+            help="The chunks per shard; `world`: the number of ranks. Default: the schedule's.",
         )  # fmt: skip
 
 
@@ -182,12 +182,16 @@ def request_from(
             lowered.setdefault(schedule, Lowered(problem, schedule))
             chosen.append(chosen_text)
             continue
-        schedule = _read(name)
+        schedule = _read(name, problem.op)
         # With `all`, shard-level schedules keep grain 1; a named schedule takes any grain.
         if args.grain is not None and not (one_of_all and schedule.grain == 1):
             schedule = replace(schedule, grain=args.grain)
         try:
             schedule = schedule.resolve(problem.world, machine)
+            if one_of_all and machine.engine == "host" and sends(schedule, problem.flow):
+                raise ScheduleError(
+                    "the kernel that multiplies sends its results; on the host, threads do both"
+                )
             each = lowered.get(schedule) or Lowered(problem, schedule)
             if simulated:
                 check_served(each, machine.engine, machine)
@@ -216,7 +220,7 @@ def _named(text: str, problem: Problem, refused: list[str]) -> list[tuple[str, b
             continue
         most_rows = few_rows(problem.op)
         for name in Schedule.names(problem.op):
-            if problem.m > most_rows and Schedule.named(name).stores:
+            if problem.m > most_rows and Schedule.named(name).for_few_rows:
                 refused.append(
                     f"{name} left out: it is for {most_rows} rows or fewer, these are {problem.m}"
                 )
@@ -225,13 +229,13 @@ def _named(text: str, problem: Problem, refused: list[str]) -> list[tuple[str, b
     return names
 
 
-def _read(name: str) -> Schedule:
-    """Return a schedule by its name, or from a file.
+def _read(name: str, op: str) -> Schedule:
+    """Return a schedule of an operator by its name, or from a file.
 
     Raises:
         ScheduleError: there is none, or a file uses the name of another schedule.
     """
-    schedule = Schedule.named(name)
+    schedule = Schedule.named(name, op)
     taken = schedule.name != name and schedule.name in data.names("named")
     if taken and schedule != Schedule.named(schedule.name):
         raise ScheduleError(
@@ -305,7 +309,7 @@ def _automatic(
     args: argparse.Namespace, problem: Problem, machine: Machine, regime: str
 ) -> tuple[Schedule, str]:
     """Return the selector's choice and its reasons."""
-    from ficco.selector import choose
+    from ficco.measure.selector import choose
 
     if args.grain is not None:
         raise InputError(

@@ -12,20 +12,27 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ficco.cli.amd_findings import amd_findings
 from ficco.cli.arguments import HOST_RANKS, add_command
-from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of, unreachable_pairs
-from ficco.cli.findings import Finding
-from ficco.cli.probe_findings import check_report, probe_findings, write_report
+from ficco.cli.engine_choice import MOST_GPUS, driver_trouble, profile_of
+from ficco.cli.findings import (
+    Finding,
+    amd_findings,
+    check_report,
+    devices_of,
+    on_devices,
+    peer_access,
+    probe_findings,
+    unusable,
+    verdict,
+    write_report,
+)
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, InputError, MachineError, counted
-from ficco.machine import Machine
+from ficco.core.errors import EngineError, InputError, MachineError, counted
+from ficco.core.machine import Machine
 
 if TYPE_CHECKING:
-    from ficco.engines.cuda import Capabilities
-    from ficco.engines.probe_record import Record
-
-__all__ = ["add_to"]
+    from ficco.engine.cuda import Capabilities
+    from ficco.engine.probe_record import Record
 
 
 def add_to(commands: Any) -> None:
@@ -42,20 +49,20 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--hold-multiprocessors", action="store_true",
-        help="Measure which driver calls need a multiprocessor. A kernel occupies all of GPU 0 for "
+        help="Measure which driver calls need an SM. A kernel occupies all of GPU 0 for "
         "about three seconds in total, and other work on this GPU waits. Default: not measured.",
     )  # fmt: skip
     parser.add_argument(
         "--probes", action=argparse.BooleanOptionalAction, default=None,
-        help="Probe several GPUs: whether copies arrive, need no multiprocessor, and come before "
+        help="Probe several GPUs: whether copies arrive, need no SM, and come before "
         "their signals, whether waits end, and how fast copies are. It takes a few seconds, in "
         "which other work on the GPUs waits. Default: only AMD's are probed.",
     )  # fmt: skip
     parser.add_argument(
         "--report", metavar="FILE.json",
-        help="Also write FILE.json, to attach to a report of a problem: all findings, what the "
-        "probes measured, and variables of drivers. Probes all GPUs unless --no-probes is given. "
-        "Default: no file.",
+        help="Also write FILE.json, to attach to a report of a problem: all findings, the "
+        "measurements of the probes, and variables of drivers. Probes all GPUs unless --no-probes "
+        "is given. Default: no file.",
     )  # fmt: skip
     parser.add_argument(
         "--json", action="store_true",
@@ -103,6 +110,8 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError("--processes needs --profile FILE.toml")
     if args.ranks is not None:
         raise InputError(f"--ranks {args.ranks} needs --profile FILE.toml")
+    from ficco.cli.report.tables import width_of, wrapped
+
     with Working("ficco doctor") as work:
         work.say("checks this machine")
         probes = report is not None if args.probes is None else args.probes
@@ -122,11 +131,13 @@ def _main(args: argparse.Namespace) -> int:
         ]
     if report is not None:
         write_report(report, findings, [*records, *amd_records])
-    usable = all(f.ok for f in findings if f.serves.startswith("everything"))
+    usable, last = not unusable(findings), verdict(findings)
     if args.json:
-        print(json.dumps({"ok": usable, "findings": [f._asdict() for f in findings]}))
+        facts = [f._asdict() for f in findings]
+        print(json.dumps({"ok": usable, "verdict": last, "findings": facts}))
         return 0 if usable else 1
     print(_text(findings))
+    print(wrapped(f"verdict: {last}", width_of(sys.stdout), "  "))
     if report is not None:
         print(f"the report is in {report}")
     return 0 if usable else 1
@@ -137,7 +148,7 @@ def _text(findings: Sequence[Finding]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    from ficco.report.tables import WIDEST, drawn, width_of, wrapped
+    from ficco.cli.report.tables import WIDEST, drawn, width_of, wrapped
 
     width = width_of(sys.stdout)
     if width < WIDEST:
@@ -166,12 +177,11 @@ def _platform() -> Finding:
 
 def _native() -> Finding:
     try:
-        from ficco.engines import host
+        from ficco.engine import host
     except EngineError as error:
-        found, _, do = str(error).partition("; ")
-        return Finding("native core", False, found, "everything: the host engine's lanes", do)
-    found = f"threads as copy engines, {host.MOST_LANES} lanes per rank"
-    return Finding("native core", True, found, "everything: the host engine's lanes")
+        return Finding.failed("native core", error, "everything: the host engine's queues")
+    found = f"threads as copy engines, {host.MOST_LANES} queues per rank"
+    return Finding("native core", True, found, "everything: the host engine's queues")
 
 
 def _memory() -> Finding:
@@ -207,7 +217,7 @@ def _cuda() -> list[Finding]:
     """Check NVIDIA's driver, its devices, and PyTorch's support for them."""
     serves = "NVIDIA GPUs: operators on CUDA tensors, `ficco run`"
     try:
-        from ficco.engines import cuda
+        from ficco.engine import cuda
     except EngineError:
         return [Finding("CUDA driver", False, "not checked", serves, "see native core")]
     try:
@@ -215,20 +225,17 @@ def _cuda() -> list[Finding]:
     except cuda.GpuError as error:
         return [Finding("CUDA driver", False, driver_trouble(error), serves, _mend(str(error))),
                 *_torch_on_gpus()]  # fmt: skip
-    found = f"CUDA {version}, {count} devices"
-    findings = [Finding("CUDA driver", count > 0, found, serves)]
-    peers = []
-    for device in range(count):
-        try:
-            here = cuda.capabilities(device)
-        except cuda.GpuError as error:
-            findings.append(Finding(f"GPU {device}", False, str(error), "a rank"))
-            continue
-        findings.append(Finding(f"GPU {device}", True, _described(here), "a rank"))
-        peers.append(here.peers)
-    if count > 1 and len(peers) == count:
+    own, devices = devices_of(cuda, count, "GPU", lambda here: (True, _described(here), ""))
+    findings = [Finding("CUDA driver", count > 0, f"CUDA {version}, {count} devices", serves), *own]
+    if count > 1 and len(devices) == count:
         sizes = sorted({2, 4, min(count, MOST_GPUS)} - {*range(count + 1, 5)})
-        findings += [_peers(peers), *_signals(peers), *(_profile(size, version) for size in sizes)]
+        access = peer_access(
+            "peer access", devices, "several GPUs, which write to each other's memory",
+            "run groups of GPUs that reach each other (CUDA_VISIBLE_DEVICES); others fall back to "
+            "torch.distributed",
+        )  # fmt: skip
+        findings += [access, *([_signals(count)] if access.ok else [])]
+        findings += [_profile(size, version) for size in sizes]
     if count:
         findings.append(_settings())
     return [*findings, *_torch_on_gpus()]
@@ -252,73 +259,51 @@ def _described(here: Capabilities) -> str:
     )
 
 
-def _peers(peers: Sequence[Sequence[bool]]) -> Finding:
-    serves = "several GPUs, which write to each other's memory"
-    if unreachable := unreachable_pairs(peers):
-        return Finding(
-            "peer access", False, f"not between {unreachable}", serves,
-            "run groups of GPUs that reach each other (CUDA_VISIBLE_DEVICES); others fall back to "
-            "torch.distributed",
-        )  # fmt: skip
-    return Finding("peer access", True, "between all pairs", serves)
-
-
-def _signals(peers: Sequence[Sequence[bool]]) -> list[Finding]:
+def _signals(count: int) -> Finding:
     """Send data and signals between all GPUs, as a group does when it is opened."""
-    if unreachable_pairs(peers):
-        return []
-    from ficco.engines.cuda import GpuError
-    from ficco.engines.cuda_peers import CudaPeers
-    from ficco.engines.peer_windows import PeerWindows
-    from ficco.plan import WindowBytes
+    from ficco.engine import cuda
 
     serves = "groups of GPUs: words that notify peers of data"
     try:
-        devices = CudaPeers(range(min(len(peers), MOST_GPUS)))
-        try:
-            kind = PeerWindows(devices, WindowBytes()).signals
-        finally:
-            devices.close()
-    except (EngineError, InputError, GpuError) as error:
-        reason, _, do = str(error).partition("; ")
-        return [Finding("signals", False, reason, serves, do or "groups run torch.distributed")]
+        kind = on_devices(cuda, count, lambda _, kind: kind)
+    except (EngineError, InputError, cuda.GpuError) as error:
+        return Finding.failed("signals", error, serves, "groups run torch.distributed")
     how = "copies of 4 bytes" if kind == "copy" else "stream writes"
     found = f"by {how}; they arrive after their data, eager and from a graph"
-    return [Finding("signals", True, found, serves)]
+    return Finding("signals", True, found, serves)
 
 
 def _cuda_probes(say: Callable[[str], None]) -> tuple[list[Finding], list[Record]]:
     """Probe NVIDIA's devices, if there are several."""
     try:
-        from ficco.engines import cuda
-        from ficco.engines.cuda_peers import CudaPeers
+        from ficco.engine import cuda
 
         count = cuda.device_count()
     except (EngineError, RuntimeError):  # _cuda reports it
         return [], []
-    return probe_findings("NVIDIA", CudaPeers, count, cuda.blocked_by(), say)
+    return probe_findings("NVIDIA", cuda, count, cuda.blocked_by(), say)
 
 
 def _profile(ranks: int, version: str) -> Finding:
     """Check the profile and the book that `auto` uses in groups of `ranks` GPUs."""
-    from ficco.selector.book import known
+    from ficco.measure.selector.book import known
 
     name, serves = f"profile, {ranks} GPUs", "schedule='auto', which is `serial` without one"
     try:
         profile = profile_of(Machine.named("cuda"), ranks)
         books = known(profile.name)
     except MachineError as error:
-        found, _, do = str(error).partition("; ")
-        return Finding(name, False, found, serves, do)
+        return Finding.failed(name, error, serves)
     except InputError as error:
-        return Finding(name, False, str(error), serves, "set FICCO_BOOK to another book, or none")
+        return Finding(name, False, str(error), serves, "set FICCO_BOOK to another table, or none")
     misfits = [book.unfit(profile, version) for book in books]
     parts = [f"{profile.name}, {profile.source or profile.about}"]
     for book, misfit in zip(books, misfits, strict=True):
         caution = book.caution(version)
-        held = f"{len(book.points)} shapes and regimes" + (f" ({caution})" if caution else "")
-        parts.append(f"book {book.name}: {misfit or held}")
-    do = "`ficco sweep` measures a book; until then auto uses predictions" if all(misfits) else ""
+        held = f"{len(book.points)} shapes and execution modes"
+        held += f" ({caution})" if caution else ""
+        parts.append(f"tuning table {book.name}: {misfit or held}")
+    do = "`ficco sweep` measures one; until then auto uses predictions" if all(misfits) else ""
     return Finding(name, True, "; ".join(parts), serves, do)
 
 
@@ -343,17 +328,16 @@ def _multiprocessor_use() -> list[Finding]:
     """Measure which driver calls of GPU 0 need a multiprocessor, with GPU 1 as the peer."""
     name, serves = "multiprocessors", "calls that overlap with a GEMM that fills the GPU"
     try:
-        from ficco.engines import cuda
-        from ficco.profiling.gpu.multiprocessor_use import probe
+        from ficco.engine import cuda
+        from ficco.measure.profiling.gpu.multiprocessor_use import probe
     except EngineError as error:
         return [Finding(name, False, str(error), serves, "see native core")]
     try:
         count = cuda.device_count()
-        reached = count > 1 and cuda.capabilities(0).peers[1]
+        reached = count > 1 and all(cuda.capabilities(a).peers[1 - a] for a in (0, 1))
         uses = probe(0, 1 if reached else None)
     except (EngineError, cuda.GpuError) as error:
-        reason, _, do = str(error).partition("; ")
-        return [Finding(name, False, reason, serves, do)]
+        return [Finding.failed(name, error, serves)]
     groups: dict[str, list[str]] = {"none needed by": [], "needed by": []}
     for call, use in uses.items():
         if use.eager == use.in_graph:
@@ -374,7 +358,7 @@ def _torch_on_gpus() -> list[Finding]:
         return []  # _torch has reported it
     serves = "operators on CUDA tensors, `ficco run --engine cuda`"
     try:
-        from ficco.measuring.executors import torch_offers
+        from ficco.measure.executors import torch_offers
     except (EngineError, ImportError, OSError) as error:
         return [Finding("torch on GPUs", False, f"cannot be loaded: {error}", serves)]
     offers = torch_offers()
@@ -399,11 +383,11 @@ def _torch_on_gpus() -> list[Finding]:
 
 def _absent_names() -> list[Finding]:
     """Report which private names PyTorch and Triton lack, and what ficco uses instead."""
-    from ficco.private import torch_core, torch_layers  # noqa: F401 - they look up the names
-    from ficco.private.finding import ABSENT
+    from ficco.core.private import torch_core, torch_layers  # noqa: F401 - they look up the names
+    from ficco.core.private.finding import ABSENT
 
     if importlib.util.find_spec("triton") is not None:
-        from ficco.private import triton_core  # noqa: F401
+        from ficco.core.private import triton_core  # noqa: F401
     serves = "the speed of calls; results are right without them"
     do = "use releases of PyTorch and Triton that README names"
     return [
@@ -417,7 +401,7 @@ def _libraries() -> list[Finding]:
     findings = []
     for name, packages, serves in (
         ("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "GPUs of one process: their arrays"),
-        ("cuda-bindings", ("cuda-bindings",), "GPUs of one process: their windows"),
+        ("cuda-bindings", ("cuda-bindings",), "`ficco doctor --profile` on GPUs"),
     ):
         version = next(filter(None, map(_version, packages)), None)
         version_text = f"{name} {version}" if version else "not installed"

@@ -8,20 +8,9 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import NamedTuple
 
-from ficco.engines.vendors import vendor_of
-from ficco.errors import EngineError, InputError, MachineError
-from ficco.machine import Machine
-
-__all__ = [
-    "MOST_GPUS",
-    "Gpus",
-    "chosen_engine",
-    "driver_of",
-    "driver_trouble",
-    "gpus",
-    "profile_of",
-    "unreachable_pairs",
-]
+from ficco.core.errors import EngineError, InputError, MachineError
+from ficco.core.machine import Machine
+from ficco.engine import vendor_of
 
 MOST_GPUS = 8  # the most that a command takes by default
 
@@ -67,7 +56,7 @@ def gpus(ranks: int, engine: str = "auto") -> Gpus:
         )
     if find_spec("torch") is None:
         return Gpus(count, "PyTorch is not installed; pip install 'ficco[torch]'", engine)
-    from ficco.measuring.executors import torch_offers
+    from ficco.measure.executors import torch_offers
 
     return Gpus(count, torch_offers().lacking(engine), engine)
 
@@ -137,7 +126,7 @@ def driver_of(machine: Machine) -> str | None:
     """
     if machine.engine != "cuda" or machine.rated:
         return None
-    from ficco.engines import cuda
+    from ficco.engine import cuda
 
     try:
         return cuda.served_version()
@@ -151,7 +140,7 @@ def profile_of(machine: Machine, ranks: int) -> Machine:
     Raises:
         MachineError: there is no profile; the message says how to get one.
     """
-    from ficco.selector import profile_for
+    from ficco.measure.selector import profile_for
 
     device = ""
     if machine.engine != "host" and not machine.rated:

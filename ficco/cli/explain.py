@@ -10,13 +10,11 @@ from typing import Any
 from ficco.cli.arguments import HOST_RANKS, add_command, add_problem, problem_from
 from ficco.cli.engine_choice import MOST_GPUS, driver_of, gpus, profile_of
 from ficco.cli.progress_line import Working
-from ficco.errors import counted
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.selector import METHODS, Book, Choice, choose
-from ficco.timeline import REGIMES
-
-__all__ = ["add_to"]
+from ficco.core.errors import counted
+from ficco.core.machine import Machine
+from ficco.measure.selector import METHODS, Book, Choice, choose
+from ficco.operators.problem import Problem
+from ficco.plan.timeline import REGIMES
 
 _SHOWN = 12  # alternatives in the table; the JSON lists all
 
@@ -38,17 +36,17 @@ def add_to(commands: Any) -> None:
     choice = parser.add_argument_group("choice")
     choice.add_argument(
         "--regime", choices=REGIMES, default="captured",
-        help="How calls are made: in a CUDA graph, back to back, or each waited for. Default: "
+        help="The execution mode: in a CUDA graph, eager, or blocking. Default: "
         "%(default)s.",
     )  # fmt: skip
     choice.add_argument(
         "--by", choices=METHODS,
-        help="Use only this method: the book of measured calls, the simulator, or the rule. "
-        "Default: the book, or the simulator where the book has no such call.",
+        help="Use only this method: the tuning table, the simulator, or the rule. "
+        "Default: the tuning table, or the simulator if it lacks the shape.",
     )  # fmt: skip
     choice.add_argument(
         "--book", metavar="FILE",
-        help="Use this measured book. Default: the shipped book of the machine.",
+        help="Use this tuning table. Default: the shipped one of the machine.",
     )  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -67,7 +65,7 @@ def _main(args: argparse.Namespace) -> int:
         about |= {"machine": profile.name, "regime": args.regime}
         print(json.dumps({**about, **choice.to_json()}))
         return 0
-    from ficco.report.tables import UNLIMITED, width_of, wrapped
+    from ficco.cli.report.tables import UNLIMITED, width_of, wrapped
 
     width = width_of(sys.stdout, UNLIMITED)
     lines = [
@@ -105,7 +103,7 @@ def _table(choice: Choice, width: int) -> str:
     """Return the choice and its alternatives, by predicted time."""
     from rich.text import Text
 
-    from ficco.report.tables import Column, table_text
+    from ficco.cli.report.tables import Column, table_text
 
     columns = (
         Column("", left=True),

@@ -7,11 +7,10 @@ import json
 import sys
 from typing import Any
 
-from ficco import data, operators
+from ficco import operators
 from ficco.cli.arguments import add_command
-from ficco.errors import InputError
-
-__all__ = ["add_to"]
+from ficco.core import data
+from ficco.core.errors import InputError
 
 _KINDS = {
     "operators": "operators, for ficco run, plan and explain",
@@ -26,7 +25,7 @@ def add_to(commands: Any) -> None:
     """Register the command."""
     parser = add_command(
         commands, "list", "list operators, machines, schedules and grids",
-        "List what there is by name, with one line of description each; without KIND, everything.",
+        "List names, each with one line of description; without KIND, everything.",
         (
             ("the schedules that --schedule takes", "ficco list schedules"),
             ("the machines that --machine takes, as JSON", "ficco list machines --json"),
@@ -68,7 +67,7 @@ def _main(args: argparse.Namespace) -> int:
 
 def _lines(entries: dict[str, str], indent: str = "") -> str:
     """Return the names, each with its description, in columns that fit the terminal."""
-    from ficco.report.tables import UNLIMITED, width_of, wrapped
+    from ficco.cli.report.tables import UNLIMITED, width_of, wrapped
 
     longest, width = max(map(len, entries)), width_of(sys.stdout, UNLIMITED)
     hanging = indent + " " * (longest + 2)

@@ -7,21 +7,22 @@ Exit codes: 0 success; 1 a wrong result, a rejected plan or a failed run; 2 bad 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from ficco import __version__, logs
+from ficco import __version__
 from ficco.cli import doctor, explain, listing, plan, run, streams, sweep
-from ficco.cli.ending import ending
-from ficco.cli.parsing import Parser
-from ficco.errors import FiccoError, InputError
+from ficco.cli.streams import ending
+from ficco.core import logs
+from ficco.core.errors import FiccoError, InputError, closest, escaped
 
-__all__ = ["main", "parser"]
-
+_LAYOUT = "\n\t"  # characters of messages; others may come from files
 _EXAMPLES = (
     "examples:",
-    "  # run all schedules of all-gather + matmul on four paced ranks",
+    "  # run all schedules of all-gather + matmul on four emulated ranks",
     "  ficco run",
     "  # which schedule to take on eight H200s, and why",
     "  ficco explain matmul_reduce_scatter --machine h200x8",
@@ -90,10 +91,10 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
         logs.log.info("ficco %s ends with exit code %d", args.command, code)
         return code
     except InputError as error:
-        print(f"ficco {args.command}: {error}", file=sys.stderr)
+        print(f"ficco {args.command}: {escaped(str(error), keep=_LAYOUT)}", file=sys.stderr)
         return 2
     except FiccoError as error:
-        print(f"ficco {args.command}: {error}", file=sys.stderr)
+        print(f"ficco {args.command}: {escaped(str(error), keep=_LAYOUT)}", file=sys.stderr)
         return 1
     except MemoryError as error:
         print(
@@ -116,3 +117,30 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+_NEEDED = {"int": "a whole number", "float": "a number"}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without lines of usage before an error; parsers of its commands are like it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on stderr, and exit with code 2."""
+        self.exit(2, f"{self.prog}: {_in_words(message)}\n")
+
+
+def _in_words(message: str) -> str:
+    """Return an error of argparse in the form of ficco's errors."""
+    found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+    if found is None:
+        return message
+    names, reason = found.groups()
+    name = "command" if names == "COMMAND" else names.split("/")[0]
+    if choice := re.match(r"invalid choice: '(.*?)'.* \(choose from (.*)\)$", reason, re.DOTALL):
+        known = re.findall(r"[\w-]+", choice[2])
+        near = closest(choice[1], known)
+        return f"{name} {choice[1]!r} is unknown{near}. Known: {', '.join(known)}"
+    if value := re.fullmatch(r"invalid (int|float) value: (.*)", reason, re.DOTALL):
+        return f"{name} {value[2]}: {_NEEDED[value[1]]} is needed"
+    return f"{name}: {reason}"

@@ -9,126 +9,88 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ficco.cli.arguments import Request
 from ficco.cli.progress_line import Working
-from ficco.dtypes import DTYPES
-from ficco.lowered import Lowered
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.timeline import Timeline, alone_ms
+from ficco.core.dtypes import DTYPES
+from ficco.lowering.lowered import Lowered
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import Timeline, alone_ms
 
 if TYPE_CHECKING:
-    from ficco.node import Node
-
-__all__ = [
-    "Executor",
-    "NodeExecutor",
-    "PlanExecutor",
-    "Point",
-    "Row",
-    "copies_and_bytes",
-    "finish",
-    "measure",
-    "points_of",
-    "requested",
-]
+    from ficco.api.node import Node
+    from ficco.measure.executors import GpuExecutor, RankExecutor
+from ficco.core.errors import InputError
 
 Inputs = Sequence[Mapping[str, Any]]
 
 
-class Executor(Protocol):
-    """Runs problems on some ranks of a group and combines measurements with the other executors.
+class NodeExecutor:
+    """Runs problems on all ranks, in this process, and measures them.
+
+    The executors of `ficco.measure.executors` run one rank of a group each, and combine their
+    measurements.
 
     Attributes:
         ranks: the ranks whose results it holds.
         leads: whether this executor prints.
     """
 
-    ranks: Sequence[int]
-    leads: bool
+    leads = True
+
+    def __init__(self, node: Node) -> None:
+        from ficco.api.node import run_lowered
+
+        self._node, self._run = node, run_lowered
+        self.ranks: Sequence[int] = range(node.world)
 
     def check_room(self, problem: Problem) -> None:
         """Raise MemoryError if the problem's data does not fit; call before allocation."""
+        from ficco.engine.available_memory import check_host
+        from ficco.operators import oracle
+
+        check_host(oracle.bytes_needed(problem), "inputs and results of all ranks")
 
     def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
         """Return all ranks' inputs, in the memory that `run` and the oracle read."""
+        from ficco.operators import oracle
+
+        return oracle.inputs(problem, seed)
 
     def run(self, lowered: Lowered, given: Inputs, traced: bool) -> list[list[Any]]:
         """Run to completion and return the outputs of `ranks`; `traced`: record times."""
+        return self._run(self._node, lowered, given)
 
     def alone(self, problem: Problem, given: Inputs) -> Sequence[float] | None:
         """Return the times of the whole compute and the whole transfer, each alone, in ms.
 
         None: use serial's timeline.
         """
+        return None
 
     def meet(self) -> None:
         """Wait for all other executors of the group."""
 
     def most(self, values: Sequence[float]) -> list[float]:
         """Return each value's maximum over all executors."""
+        return list(values)
 
     def total(self, values: Sequence[int]) -> list[int]:
         """Return each value's sum over all executors."""
+        return list(values)
 
     def timeline(self) -> Timeline | None:
         """Return the last run's timeline, of `ranks`; None: no times were recorded."""
-
-    def joined(self, timeline: Timeline) -> Timeline:
-        """Join the executors' timelines to one of all ranks."""
-
-
-class NodeExecutor:
-    """All ranks in this process."""
-
-    leads = True
-
-    def __init__(self, node: Node) -> None:
-        from ficco.node import run_lowered
-
-        self._node, self._run = node, run_lowered
-        self.ranks: Sequence[int] = range(node.world)
-
-    def check_room(self, problem: Problem) -> None:
-        """See `Executor.check_room`."""
-        from ficco import oracle
-        from ficco.engines.available_memory import check_host
-
-        check_host(oracle.bytes_needed(problem), "inputs and results of all ranks")
-
-    def inputs(self, problem: Problem, seed: int) -> list[dict[str, Any]]:
-        """See `Executor.inputs`."""
-        from ficco import oracle
-
-        return oracle.inputs(problem, seed)
-
-    def run(self, lowered: Lowered, given: Inputs, traced: bool) -> list[list[Any]]:
-        """See `Executor.run`; times are always recorded."""
-        return self._run(self._node, lowered, given)
-
-    def alone(self, problem: Problem, given: Inputs) -> None:
-        """See `Executor.alone`."""
-
-    def meet(self) -> None:
-        """Return at once; there is no other executor."""
-
-    def most(self, values: Sequence[float]) -> list[float]:
-        """See `Executor.most`."""
-        return list(values)
-
-    def total(self, values: Sequence[int]) -> list[int]:
-        """See `Executor.total`."""
-        return list(values)
-
-    def timeline(self) -> Timeline:
-        """See `Executor.timeline`."""
         return self._node.timeline()
 
     def joined(self, timeline: Timeline) -> Timeline:
-        """See `Executor.joined`."""
+        """Join the executors' timelines to one of all ranks."""
         return timeline
+
+
+Executor: TypeAlias = "NodeExecutor | RankExecutor | GpuExecutor"
 
 
 class PlanExecutor(NodeExecutor):
@@ -139,7 +101,7 @@ class PlanExecutor(NodeExecutor):
         self._by_hand = by_hand
 
     def run(self, lowered: Lowered, given: Inputs, traced: bool) -> list[list[Any]]:
-        """See `Executor.run`. The plan was verified before."""
+        """See `NodeExecutor.run`. The plan was verified before."""
         if lowered is self._by_hand:
             return self._node.run(lowered.plan, given, verify=False)
         return super().run(lowered, given, traced)
@@ -186,7 +148,7 @@ def measure(executor: Executor, request: Request, iters: int, seed: int) -> list
 def _measured(
     executor: Executor, request: Request, iters: int, seed: int, work: Working
 ) -> list[Point]:
-    from ficco import oracle
+    from ficco.operators import oracle
 
     p = request.problem
     executor.check_room(p)
@@ -210,17 +172,10 @@ def _measured(
             begin_s = time.perf_counter()
             outputs = executor.run(point.lowered, inputs, traced=round_number == 0)
             elapsed_ms = 1e3 * (time.perf_counter() - begin_s)
-            roundings = oracle.roundings(p, schedule.sums_travel)
-            verdicts = [
-                oracle.judge(y, expected, p.dtype, roundings)
-                for ys, expected_outputs in zip(outputs, exact, strict=True)
-                for y, expected in zip(ys, expected_outputs, strict=True)
-            ]
-            wrong = float(not all(verdict.ok for verdict in verdicts))
-            error = max(verdict.max_rel_error for verdict in verdicts)
+            verdict = oracle.judged(p, outputs, exact, schedule.sums_travel)
             timeline = executor.timeline()
             wrong, error, elapsed_ms, *alone_parts = executor.most(
-                [wrong, error, elapsed_ms, *alone_ms(timeline)]
+                [float(not verdict.ok), verdict.max_rel_error, elapsed_ms, *alone_ms(timeline)]
             )
             point.row.ok = point.row.ok and not wrong
             point.row.max_rel_error = max(point.row.max_rel_error or 0.0, error)
@@ -278,3 +233,54 @@ def finish(row: Row, times_ms: list[float], serial_ms: float, ideal_ms: float) -
     row.speedup = serial_ms / row.overlap_ms
     row.ideal_ms = ideal_ms
     row.efficiency = ideal_ms / row.overlap_ms
+
+
+# ---- predictions
+
+
+def simulated(request: Request, regime: str) -> list[Point]:
+    """Return the points with predicted times, `serial` first.
+
+    The ideal time is the longer of the predicted times of serial's compute and serial's transfer.
+
+    Raises:
+        InputError: the machine has no rates, or too few devices.
+    """
+    points = points_of(request)
+    with Working("ficco run") as work:
+        _predict(request, regime, points, work)
+    ideal_ms = max(alone_ms(points[0].best))
+    (serial_ms,) = points[0].times_ms
+    for point in points:
+        finish(point.row, point.times_ms, serial_ms, ideal_ms)
+    return points
+
+
+def _predict(request: Request, regime: str, points: list[Point], work: Working) -> None:
+    from ficco.measure import simulator
+    from ficco.verifier import verify
+
+    machine = request.machine
+    for number, point in enumerate(points, 1):
+        work.say(f"simulates and proves schedule {number} of {len(points)}")
+        point.row.max_rel_error = None
+        lowered = point.lowered
+        point.best, call_ms = simulator.simulate_call(lowered.plan, machine, regime)
+        point.times_ms = [call_ms]
+        ranks = range(request.problem.world)
+        point.row.copies, point.row.bytes = copies_and_bytes(lowered, ranks)
+        if request.by_hand and point is not points[0]:
+            continue  # it was verified before, or is not to be
+        point.row.ok = not verify(lowered.plan)
+        lowered.release()
+
+
+def check_alone(**options: object) -> None:
+    """Refuse options that apply to real runs only.
+
+    Raises:
+        InputError: such an option was given.
+    """
+    for option, value in options.items():
+        if value:
+            raise InputError(f"--{option} with --simulate: nothing runs; leave one of the two out")

@@ -10,20 +10,17 @@ from typing import Any
 from ficco.cli.arguments import add_command, add_problem, request_from
 from ficco.cli.plan_file import check_alone, parsed, text_of
 from ficco.cli.progress_line import Working
+from ficco.cli.report.plan_text import fitted, plan_text, program_json, program_text
+from ficco.cli.report.tables import UNLIMITED, width_of
 from ficco.cli.streams import reader_may_leave
-from ficco.errors import InputError
-from ficco.passes import compile_plan
-from ficco.passes.readback import read_back_plan
+from ficco.core.errors import InputError
+from ficco.lowering.planning import Verification, prove, steps_of
 from ficco.plan import Plan
-from ficco.plan_json import dumps
-from ficco.planning import Verification, prove, steps_of
+from ficco.plan.plan_json import dumps
 from ficco.program import Program
-from ficco.report.plan_text import fitted, plan_text
-from ficco.report.program_text import program_json, program_text
-from ficco.report.tables import UNLIMITED, width_of
-from ficco.target import HOST, LIBRARY, cuda_target, hip_target, own_signals
-
-__all__ = ["add_to"]
+from ficco.program.passes import compile_plan
+from ficco.program.passes.readback import read_back_plan
+from ficco.program.target import HOST, LIBRARY, cuda_target, hip_target, own_signals
 
 _TARGETS = {"host": HOST, "library": LIBRARY, "hip": hip_target()}
 
@@ -51,7 +48,7 @@ def add_to(commands: Any) -> None:
     program = parser.add_argument_group("program")
     program.add_argument(
         "--program", action="store_true",
-        help="Print what runs on --target: each copy, signal write, wait and launch. With --check, "
+        help="Print the program for --target: copies, signal writes, waits, kernels. With --check, "
         "prove it. Default: the plan, which is the same for all targets.",
     )  # fmt: skip
     program.add_argument(

@@ -6,18 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Container
+from pathlib import Path
 
 from ficco.cli.arguments import Request, fitting
 from ficco.cli.progress_line import Working
-from ficco.errors import FiccoError, InputError, PlanError
-from ficco.lowered import Lowered
-from ficco.machine import Machine
+from ficco.core import files
+from ficco.core.errors import FiccoError, InputError, PlanError
+from ficco.core.machine import Machine
+from ficco.lowering.lowered import Lowered
+from ficco.lowering.planning import check, steps_of
 from ficco.operators import OPERATORS
 from ficco.plan import Plan
-from ficco.plan_json import loads
-from ficco.planning import check, steps_of
-
-__all__ = ["RejectedPlan", "check_alone", "parsed", "plan_request", "text_of"]
+from ficco.plan.plan_json import loads
 
 # Options of `ficco run` that go with --plan. Others say what the plan says already.
 _BESIDE_PLAN = (
@@ -69,9 +69,11 @@ def text_of(source: str, option: str) -> str:
     """
     try:
         if source == "-":
-            return sys.stdin.read()
-        with open(source, encoding="utf-8") as file:
-            return file.read()
+            text = sys.stdin.read(files.PLAN_BYTES + 1)
+            if len(text) > files.PLAN_BYTES:
+                raise InputError(f"{option} -: stdin is larger than {files.PLAN_BYTES >> 20} MiB")
+            return text
+        return files.read_text(Path(source), files.PLAN_BYTES)
     except OSError as error:
         raise InputError(f"{option} {source}: {error.strerror}") from None
     except UnicodeDecodeError:

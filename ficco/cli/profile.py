@@ -11,13 +11,9 @@ from typing import Any
 from ficco.cli import engine_choice
 from ficco.cli.arguments import HOST_RANKS
 from ficco.cli.launch import end_with_launcher, launch
-from ficco.errors import EngineError, InputError
-from ficco.problem import MAX_WORLD
-
-__all__ = ["write_profile"]
-
-# NVLink multicast is off unless the user turns it on.
-_SETTINGS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+from ficco.core.errors import EngineError, InputError
+from ficco.measure.launching import NO_MULTICAST
+from ficco.operators.problem import MAX_WORLD
 
 
 def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
@@ -36,7 +32,7 @@ def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
             started this process; nothing was measured.
         EngineError: cuda-bindings is missing, or a GPU call failed.
     """
-    from ficco.profiling.writing import check_target
+    from ficco.measure.profiling.writing import check_target
 
     target = check_target(path)
     if "FICCO_STORE" in os.environ:
@@ -60,7 +56,7 @@ def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:
             f"--ranks {world}: a profile of GPUs takes 2 to {here.devices} of those here"
         )
     _check_bindings()
-    for name, value in _SETTINGS.items():
+    for name, value in NO_MULTICAST.items():  # unless the user turns it on
         os.environ.setdefault(name, value)
     return launch(world)
 
@@ -78,10 +74,9 @@ def _check_bindings() -> None:
 
 
 def _on_host(target: Path, world: int) -> int:
-    from ficco.profiling.host.extent import THOROUGH
-    from ficco.profiling.host.profile import profile
-    from ficco.profiling.host.threads import ThreadRig
-    from ficco.profiling.progress import Progress
+    from ficco.measure.profiling import Progress
+    from ficco.measure.profiling.host.profile import profile
+    from ficco.measure.profiling.host.rig import THOROUGH, ThreadRig
 
     progress = Progress()
     with ThreadRig(world, len(os.sched_getaffinity(0)), THOROUGH) as rig:
@@ -91,10 +86,10 @@ def _on_host(target: Path, world: int) -> int:
 
 def _as_host_rank(target: Path) -> int:
     """Take part in the measurement of the host engine; rank 0 writes the results of all ranks."""
-    from ficco.modules.host_profile import measured
-    from ficco.profiling.host.extent import THOROUGH
-    from ficco.profiling.host.processes import joined
-    from ficco.profiling.progress import Progress
+    from ficco.api.host_profile import measured
+    from ficco.measure.profiling import Progress
+    from ficco.measure.profiling.host.processes import joined
+    from ficco.measure.profiling.host.rig import THOROUGH
 
     leads = os.environ["RANK"] == "0"
     progress = Progress(leads)
@@ -106,9 +101,9 @@ def _as_host_rank(target: Path) -> int:
 
 def _as_rank(target: Path) -> int:
     """Take part in the measurement of GPUs; rank 0 writes the results of all ranks."""
-    from ficco.profiling.gpu.profile import profile
-    from ficco.profiling.gpu.ranks import Ranks
-    from ficco.profiling.progress import Progress
+    from ficco.measure.profiling import Progress
+    from ficco.measure.profiling.gpu.profile import profile
+    from ficco.measure.profiling.gpu.ranks import Ranks
 
     progress = Progress(os.environ["RANK"] == "0")
     try:
@@ -125,7 +120,7 @@ def _as_rank(target: Path) -> int:
 
 
 def _written(target: Path, table: dict[str, Any], progress: Any) -> int:
-    from ficco.profiling.writing import write_profile as write
+    from ficco.measure.profiling.writing import write_profile as write
 
     machine = write(target, table)
     print(

@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
-
-__all__ = ["Working"]
 
 AFTER_S = 2.0  # nothing is shown earlier
 EVERY_S = 0.5
@@ -64,12 +61,7 @@ class Working:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._over.set()
             if self._shown:

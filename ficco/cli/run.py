@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
-from ficco import logs, settings
-from ficco.checking import positive_seconds
 from ficco.cli.arguments import HOST_RANKS, Request, add_command, add_problem, request_from
 from ficco.cli.engine_choice import MOST_GPUS, chosen_engine
 from ficco.cli.launch import end_with_launcher, launch
@@ -21,12 +19,13 @@ from ficco.cli.measure import Executor, NodeExecutor, PlanExecutor, Point, measu
 from ficco.cli.plan_file import plan_request
 from ficco.cli.progress_line import Working
 from ficco.cli.streams import reader_may_leave
-from ficco.errors import EngineError, FiccoError, InputError, TimeoutExceeded
-from ficco.timeline import REGIMES, Timeline
-
-__all__ = ["add_to"]
+from ficco.core import files, logs, settings
+from ficco.core.checking import positive_seconds
+from ficco.core.errors import EngineError, FiccoError, InputError, TimeoutExceeded
+from ficco.plan.timeline import REGIMES, Timeline
 
 MOST_ITERS = 1_000_000
+_PICTURED = 100  # a part of a call that is less than 1/100 of it is not visible in its picture
 
 
 def add_to(commands: Any) -> None:
@@ -36,7 +35,7 @@ def add_to(commands: Any) -> None:
         "Run an operator under schedules, check every result against float64, and print the times. "
         "Exit 1 if a result is wrong.",
         (
-            ("all schedules of an operator, on four paced ranks",
+            ("all schedules of an operator, on four emulated ranks",
              "ficco run matmul_all_reduce --machine mesh4"),
             ("a plan that was edited by hand",
              "ficco run --plan plan.json --machine mesh4"),
@@ -65,8 +64,8 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     prediction.add_argument(
         "--regime", choices=REGIMES,
-        help="With --simulate: how calls are made: in a CUDA graph, back to back, or each waited "
-        "for. Default: captured.",
+        help="With --simulate: the execution mode: in a CUDA graph, eager, or blocking. Default: "
+        "captured.",
     )  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -87,7 +86,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--engine", default="auto", choices=("auto", "host", "cuda", "hip"),
         help="host: threads and memory copies on this machine. cuda: a process per NVIDIA GPU. "
         "hip: a process per AMD GPU, on which ficco has never run. auto: GPUs if several reach "
-        "each other and PyTorch supports them, else host; --machine decides if it is given. "
+        "each other and PyTorch supports them, else host; --machine overrides this. "
         "Default: auto.",
     )  # fmt: skip
     engine.add_argument(
@@ -141,7 +140,7 @@ def _main(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     names = ", ".join(schedule.name for schedule in request.schedules)
     logs.log.info("engine %s, machine %s, schedules %s", engine, request.machine.name, names)
     if (args.processes or gpus) and not is_rank:
-        _close(_opened(args.trace))
+        _check_trace(args.trace)
         return launch(request.problem.world)
     return _measured(args, request, is_rank)
 
@@ -158,7 +157,9 @@ def _check_timing(args: argparse.Namespace) -> None:
 
 def _measured(args: argparse.Namespace, request: Request, is_rank: bool) -> int:
     """Run the request in this process, and print the results; return the exit status."""
-    trace = None if is_rank and os.environ.get("RANK") != "0" else _opened(args.trace)
+    leads = not is_rank or os.environ.get("RANK") == "0"
+    if leads:
+        _check_trace(args.trace)
     try:
         with _executor(args, request, is_rank) as executor:
             points = measure(executor, request, args.iters, args.seed)
@@ -168,21 +169,20 @@ def _measured(args: argparse.Namespace, request: Request, is_rank: bool) -> int:
                 with reader_may_leave():
                     _print(args, request, points, _how(args, request, is_rank))
                     _picture(args, best, timeline)
-        _write_trace(trace, request, best, timeline)
+        if leads:
+            _write_trace(args.trace, request, best, timeline)
     except TimeoutExceeded as error:
         text, advice, _ = str(error).partition("timeout_s is ")  # what follows is for functions
         if not advice:
             raise
         raise EngineError(
-            f"{text}--timeout is {args.timeout:g} s: raise it if the machine is slow"
+            f"{text}--timeout is {args.timeout:g} s: increase it if the machine is slow"
         ) from error
-    finally:
-        _close(trace)
     return 0 if all(point.row.ok for point in points) else 1
 
 
 def _simulated(args: argparse.Namespace, parser: argparse.ArgumentParser, regime: str) -> int:
-    from ficco.cli.simulate import check_alone, simulated
+    from ficco.cli.measure import check_alone, simulated
 
     check_alone(
         engine=args.engine != "auto", processes=args.processes, compute=args.compute is not None
@@ -191,16 +191,13 @@ def _simulated(args: argparse.Namespace, parser: argparse.ArgumentParser, regime
         request = request_from(args, regime=regime, simulated=True)
     else:
         request = plan_request(args, parser)
-    trace = _opened(args.trace)
-    try:
-        points = simulated(request, regime)
-        best = _best(request, points)
-        with reader_may_leave():
-            _print(args, request, points, f"simulated, {regime}")
-            _picture(args, best, best.best)
-        _write_trace(trace, request, best, best.best)
-    finally:
-        _close(trace)
+    _check_trace(args.trace)
+    points = simulated(request, regime)
+    best = _best(request, points)
+    with reader_may_leave():
+        _print(args, request, points, f"simulated, {regime}")
+        _picture(args, best, best.best)
+    _write_trace(args.trace, request, best, best.best)
     return 0 if all(point.row.ok for point in points) else 1
 
 
@@ -212,27 +209,18 @@ def _best(request: Request, points: list[Point]) -> Point:
 
 
 def _write_trace(
-    trace: IO[str] | None, request: Request, best: Point, timeline: Timeline | None
+    path: str | None, request: Request, best: Point, timeline: Timeline | None
 ) -> None:
-    if trace is None:
+    if path is None:
         return
-    from ficco.report.trace import chrome_trace
+    from ficco.cli.report.trace import BEGINS, chrome_trace
 
     empty = Timeline((), request.machine.engine, request.machine.name)
     text = chrome_trace(timeline or empty, f"{request.problem.op} {best.row.schedule}")
     try:
-        if stat.S_ISREG(os.fstat(trace.fileno()).st_mode):
-            trace.truncate(0)  # drop an earlier trace; if a run fails, the earlier trace stays
-        trace.write(text)
-        trace.flush()
+        files.write(Path(path), text, BEGINS)
     except OSError as error:
-        raise FiccoError(f"--trace {trace.name!r}: {error.strerror}; name another file") from None
-
-
-def _close(trace: IO[str] | None) -> None:
-    if trace is not None:
-        with suppress(OSError):  # _write_trace has reported a failed write
-            trace.close()
+        raise FiccoError(f"--trace {path!r}: {error.strerror}; name another file") from None
 
 
 @contextmanager
@@ -240,7 +228,7 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
     """Yield the problem's executor: this process's rank of a group, or a node with all ranks."""
     if request.machine.engine != "host":
         with _opening(request.problem.world, is_rank):
-            from ficco.measuring.executors import GpuExecutor
+            from ficco.measure.executors import GpuExecutor
 
             executor_of_gpu = GpuExecutor(request.problem.world, request.machine, args.timeout)
         with executor_of_gpu as gpu:
@@ -252,7 +240,7 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
         return
     if is_rank:
         with _opening(request.problem.world, is_rank):
-            from ficco.measuring.executors import RankExecutor
+            from ficco.measure.executors import RankExecutor
 
             executor = RankExecutor(
                 request.problem.world, request.machine, args.compute, args.timeout
@@ -262,7 +250,7 @@ def _executor(args: argparse.Namespace, request: Request, is_rank: bool) -> Iter
         finally:
             executor.close()
         return
-    from ficco.node import Node  # loads NumPy and the native core
+    from ficco.api.node import Node  # loads NumPy and the native core
 
     with Node(
         request.problem.world, machine=request.machine, compute=args.compute, timeout_s=args.timeout
@@ -278,15 +266,16 @@ def _opening(world: int, is_rank: bool) -> Iterator[None]:
         yield
 
 
-def _opened(path: str | None) -> IO[str] | None:
-    """Open the trace file before anything runs, so that a bad path fails early."""
+def _check_trace(path: str | None) -> None:
+    """Check that the trace can be written before anything runs."""
     if path is None:
-        return None
+        return
+    from ficco.cli.report.trace import BEGINS
+
     try:
-        return open(path, "a", encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a null byte
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"--trace {path!r}: {reason}; name a file that can be written") from None
+        files.check_writable(Path(path), BEGINS)
+    except OSError as error:
+        raise InputError(f"--trace {path!r}: {error.strerror}; name another file") from None
 
 
 def _how(args: argparse.Namespace, request: Request, processes: bool) -> str:
@@ -298,7 +287,7 @@ def _how(args: argparse.Namespace, request: Request, processes: bool) -> str:
 
 
 def _print(args: argparse.Namespace, request: Request, points: list[Point], how: str) -> None:
-    from ficco.report.tables import UNLIMITED, heading, results_table, width_of, wrapped
+    from ficco.cli.report.tables import UNLIMITED, heading, results_table, width_of, wrapped
 
     p, link = request.problem, request.machine.link
     rated = request.machine.paced or args.simulate
@@ -329,20 +318,18 @@ def _print(args: argparse.Namespace, request: Request, points: list[Point], how:
 
 
 def _picture(args: argparse.Namespace, best: Point, timeline: Timeline | None) -> None:
-    from ficco.report.tables import width_of
-    from ficco.report.text_timeline import text_timeline
+    from ficco.cli.report.tables import width_of
+    from ficco.cli.report.trace import text_timeline
 
     stream = sys.stderr if args.json else sys.stdout
     if timeline is None:
         print(f"\n{best.row.schedule} has no timeline: NCCL runs it, without a plan", file=stream)
         return
     label = "its fastest run" if timeline.engine == "host" else "a run that took times"
+    call_us = 0.0
     if timeline.simulated:
-        label = "simulated"
-    else_ms = best.row.overlap_ms - timeline.duration_us / 1e3
-    if timeline.simulated and f"{else_ms:.3f}" != "0.000":
-        label += (
-            f"; {else_ms:.3f} ms of its time are outside these steps, at the call's start and end"
-        )
+        label, call_us = "simulated", 1e3 * best.row.overlap_ms
+        if call_us - timeline.duration_us > call_us / _PICTURED:
+            label += "; blank at the end: what starting and ending the call takes"
     print(f"\n{best.row.schedule}, {label}:", file=stream)
-    print(text_timeline(timeline, width_of(stream)), file=stream)
+    print(text_timeline(timeline, width_of(stream), call_us), file=stream)

@@ -10,20 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ficco.checking import positive_seconds
 from ficco.cli import engine_choice
 from ficco.cli.arguments import HOST_RANKS, add_command, fitting
 from ficco.cli.progress_line import Working
-from ficco.errors import EngineError, FiccoError, InputError, MachineError, counted
-from ficco.machine import Machine
-from ficco.problem import MAX_WORLD
-from ficco.report.sweep_page import lacking
-from ficco.report.tables import UNLIMITED, width_of, wrapped
-from ficco.selector import Book
-from ficco.sweeping.grid import Grid
-from ficco.sweeping.running import Outcome, SweepRequest, run
-
-__all__ = ["add_to"]
+from ficco.cli.report.sweep import lacking
+from ficco.cli.report.tables import UNLIMITED, width_of, wrapped
+from ficco.cli.sweeping.grid import Grid
+from ficco.cli.sweeping.running import Outcome, SweepRequest, run
+from ficco.core.checking import positive_seconds
+from ficco.core.errors import EngineError, FiccoError, InputError, MachineError, counted
+from ficco.core.machine import Machine
+from ficco.measure.selector import Book
+from ficco.operators.problem import MAX_WORLD
 
 TIMEOUT_S = 30.0
 NEAR = 0.03  # a choice counts as good within this fraction of the best time
@@ -34,11 +32,11 @@ def add_to(commands: Any) -> None:
     parser = add_command(
         commands, "sweep", "measure or simulate many schedules on many shapes",
         "Measure a grid of operators, shapes and schedules on this machine, or simulate it, and "
-        "write results, a book and a report. A finished measurement is never repeated: the same "
-        "command continues where it ended. Exit 1 if a result was wrong, a point failed, or "
+        "write results, a tuning table and a report. A finished measurement is not repeated: the "
+        "same command continues where it ended. Exit 1 if a result was wrong, a point failed, or "
         "nothing ran.",
         (
-            ("small shapes on four paced ranks", "ficco sweep laptop --out DIR"),
+            ("small shapes on four emulated ranks", "ficco sweep laptop --out DIR"),
             ("the same shapes, predicted for eight H200s",
              "ficco sweep laptop --out DIR2 --simulate h200x8 --ranks 8"),
         ),
@@ -57,7 +55,7 @@ def add_to(commands: Any) -> None:
     where.add_argument(
         "--machine", metavar="NAME",
         help="The profile to run as: a name from `ficco list machines`, or a .toml file. Default: "
-        "the grid's; without it the GPUs, or a paced mesh.",
+        "the grid's; without it the GPUs, or an emulated mesh.",
     )  # fmt: skip
     where.add_argument(
         "--simulate", metavar="NAME",
@@ -71,7 +69,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     where.add_argument(
         "--book", metavar="FILE",
-        help="The measured book that the schedule `auto` uses. Default: the shipped book.",
+        help="The tuning table that the schedule `auto` uses. Default: the shipped one.",
     )  # fmt: skip
     limits = parser.add_argument_group("limits")
     limits.add_argument(
@@ -190,7 +188,7 @@ def _profile(machine: Machine, name: str, world: int) -> tuple[Machine | None, s
     try:
         profile = engine_choice.profile_of(machine, world)
     except MachineError as error:
-        print(f"ficco sweep: no predictions and no book: {error}", file=sys.stderr)
+        print(f"ficco sweep: no predictions and no tuning table: {error}", file=sys.stderr)
         return None, None
     return profile, name if profile is machine else profile.name
 
@@ -209,12 +207,21 @@ def _say(args: argparse.Namespace, request: SweepRequest, outcome: Outcome) -> N
             f"auto: within {NEAR:.0%} of the best on {near} of {len(outcome.slowdowns)} shapes and "
             f"regimes; at worst {outcome.slowdowns[worst] - 1:.1%} slower ({worst})"
         )
+    noisy = [name for name, spread in outcome.spreads.items() if spread > NEAR]
+    if noisy:
+        worst = max(noisy, key=outcome.spreads.__getitem__)
+        lines.append(
+            f"too noisy to judge {NEAR:.0%}: on {len(noisy)} of {len(outcome.spreads)} shapes and "
+            f"regimes the runs of the fastest schedule vary by more (interquartile range; at worst "
+            f"{outcome.spreads[worst]:.0%}, {worst}); sweep again on an idle machine, or with more "
+            "rounds"
+        )
     print(wrapped("\n".join(lines), width_of(sys.stdout, UNLIMITED), "  "))
     if outcome.book:
         book = request.folder / "book.toml"
         regimes = {point.regime for point in Book.named(str(book)).points}
         verb = "" if "captured" in regimes else f" --regime {min(regimes)}"
-        print(f"book: {book}; `ficco explain --book {book}{verb}` chooses by it")
+        print(f"tuning table: {book}; `ficco explain --book {book}{verb}` chooses by it")
     elif outcome.no_book:
         print(outcome.no_book)
     if outcome.unended:
@@ -238,7 +245,7 @@ def _again(args: argparse.Namespace) -> str:
 
 
 def _paced(request: SweepRequest) -> str:
-    return ", PACED" if not request.simulated and request.machine.paced else ""
+    return ", EMULATED" if not request.simulated and request.machine.paced else ""
 
 
 def _report(folder: Path) -> None:
@@ -246,7 +253,7 @@ def _report(folder: Path) -> None:
     try:
         with Working("ficco sweep") as work:
             work.say("writes the report")
-            from ficco.report.sweep_page import write
+            from ficco.cli.report.sweep import write
 
             page = write(folder)
         print(f"report: {page}")
@@ -261,7 +268,7 @@ def _report_again(args: argparse.Namespace) -> int:
         raise InputError(
             f"--report {args.report} takes no other option; leave {args.grid or options[0]} out"
         )
-    from ficco.report.sweep_page import write
+    from ficco.cli.report.sweep import write
 
     print(f"report: {write(Path(args.report))}")
     return 0

@@ -1,4 +1,4 @@
-"""Triton functions for people's own kernels that communicate, and the windows that they use.
+"""Triton functions for users' kernels that communicate, and the windows that they use.
 
 A kernel takes `window.table` of a `ficco.window`, and passes it to the functions as `window`. The
 reference of this package is docs/reference/device.md.
@@ -6,7 +6,7 @@ reference of this package is docs/reference/device.md.
 
 from __future__ import annotations
 
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
 
 try:
     import triton  # noqa: F401
@@ -17,13 +17,15 @@ except ModuleNotFoundError as missing:
 
 from ficco.device import mailbox
 from ficco.device.calls import after_previous_launch, begin_call, end_call
-from ficco.device.declared import Raise, Unmet, Wait, check
+from ficco.device.declared import Get, Put, Raise, Unmet, Wait, check
 from ficco.device.memory import get, load, put, remote_ptr, store
 from ficco.device.signals import barrier, fence, put_signal, signal, wait
 from ficco.device.state import fail, my_pe, n_pes, on_gpu, status_of
 from ficco.device.windows import Window, local_windows, window
 
 __all__ = [
+    "Get",
+    "Put",
     "Raise",
     "Unmet",
     "Wait",

@@ -1,25 +1,28 @@
 """Memory for windows: on a GPU, shared by processes of the CPU, or of one process.
 
-On GPUs it is PyTorch's symmetric memory. On the CPU it is unnamed shared memory, which the
-processes of one host map.
+On GPUs it is PyTorch's symmetric memory. On the CPU it is unnamed shared memory: rank 0 makes it
+and passes its file descriptor to the others.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ficco.errors import EngineError
-from ficco.modules.groups import gathered
-from ficco.private.torch_core import symmetric_memory
+from ficco.core.errors import EngineError
+from ficco.core.private.torch_core import symmetric_memory
+from ficco.runtime.object_exchange import Ranks
 
-__all__ = ["Memory", "local", "shared", "symmetric"]
+_TOKEN_BYTES = 16
 
 
 class Memory(NamedTuple):
@@ -55,30 +58,49 @@ def symmetric(size: int, device: torch.device, pg: Any) -> Memory:
     return Memory(memory, [base + offset for base in handle.buffer_ptrs], handle)
 
 
-def shared(size: int, pg: Any) -> Memory:
-    """Return memory of the CPU that the processes of a group share; a collective call."""
-    own = os.memfd_create("ficco-window")
-    try:
-        os.ftruncate(own, size)
-        places = gathered(pg, torch.device("cpu"), f"/proc/{os.getpid()}/fd/{own}")
-        arrays = [_mapped(place, size) for place in places]
-        gathered(pg, torch.device("cpu"), None)  # all have opened it
-    finally:
-        os.close(own)
-    memory = torch.from_numpy(arrays[dist.get_rank(pg)])
-    return Memory(memory, [array.ctypes.data for array in arrays], arrays)
+def shared(size: int, ranks: Ranks) -> Memory:
+    """Return memory of the CPU that the processes of a group share; a collective call.
+
+    Raises:
+        MemoryError: the host has too little memory. EngineError: a rank got other memory. All
+            ranks raise it.
+    """
+    array = ranks.rendezvous.share(
+        "share the memory of a window", partial(_made, ranks.world * size),
+        partial(_joined, size, ranks.rank, ranks.world), *ranks.waits(),
+    )  # fmt: skip
+    base = array.ctypes.data
+    own = torch.from_numpy(array[ranks.rank * size :][:size])
+    return Memory(own, [base + rank * size for rank in range(ranks.world)], array)
 
 
-def _mapped(place: str, size: int) -> Any:
-    """Return memory that a process of this host shares."""
+def _made(size: int, brought: Sequence[Any]) -> tuple[int, dict[str, Any]]:
+    """Return the file descriptor of new memory, and the token at its end."""
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    file = os.memfd_create("ficco-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        with open(place, "r+b") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+        os.ftruncate(file, size + _TOKEN_BYTES)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        os.pwrite(file, token, size)
     except OSError as error:
-        raise EngineError(
-            f"the memory {place} of another rank cannot be opened: {error}; run all ranks as one "
-            "user, in one container"
-        ) from error
+        os.close(file)
+        raise MemoryError(f"shared memory of {size} bytes: {error}") from error
+    return file, {"token": token.hex()}
+
+
+def _joined(size: int, rank: int, world: int, file: int, facts: dict[str, Any]) -> Any:
+    """Return the memory of all ranks' windows. Reserve this rank's part, so that it is near."""
+    expected = world * size + _TOKEN_BYTES
+    if (found := os.fstat(file).st_size) != expected:
+        raise EngineError(f"rank {rank} got memory of {found} bytes for a window, not {expected}")
+    try:
+        os.posix_fallocate(file, rank * size, size)
+        array = np.frombuffer(mmap.mmap(file, expected), np.uint8)
+    except OSError as error:
+        raise MemoryError(f"a window of {size} bytes: {error}") from error
+    if array[-_TOKEN_BYTES:].tobytes().hex() != facts["token"]:
+        raise EngineError(f"rank {rank} got memory for a window that rank 0 has not made")
+    return array
 
 
 def local(size: int, world: int) -> list[Memory]:

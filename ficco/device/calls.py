@@ -8,8 +8,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from ficco.device import layout
 from ficco.device.state import on_gpu
-
-__all__ = ["after_previous_launch", "begin_call", "end_call"]
+from ficco.kernels.signal_ptx import met
 
 _STATE = tl.constexpr(layout.STATE)
 _STATUS = tl.constexpr(layout.STATUS)
@@ -17,12 +16,12 @@ _CALLS = tl.constexpr(layout.CALLS)
 _DRAWN = tl.constexpr(layout.DRAWN)
 
 # $0 = the call, or -1 if a thread saw a failure; $1 = the call, $2 = the status that a thread saw.
-_BEGIN_CALL_ASM = tl.constexpr("""{
+_BEGIN_CALL_ASM = tl.constexpr(f"""{{
     .reg .pred failed;
     setp.ne.s32 failed, $2, 0;
-    barrier.red.or.pred failed, 0, failed;
+    {met("failed")}
     selp.b32 $0, -1, $1, failed;
-}""")
+}}""")
 
 # $1 = the count of calls, $2 = the count of programs, $3 = the call, $4 = programs of the launch.
 # The barrier uses the call, so that all threads have read it.
@@ -54,8 +53,8 @@ def begin_call(window):
     of this rank has given up: peers may still be in an earlier call, so store nothing.
 
     Programs of a launch get the same number, with one exception: if a wait gives up in this launch,
-    programs that start later get a negative number. So use the sign in masks. Do not branch by it
-    around `signal`, `wait` or `barrier`, which other programs and ranks count on.
+    programs that start later get a negative number. So use the sign only in masks. Do not skip
+    `signal`, `wait` or `barrier` by it, because other programs and ranks wait for them.
     """
     state = tl.load(window + _STATE).to(tl.pointer_type(tl.int32))
     number = tl.load(state + _CALLS, volatile=True)
@@ -74,7 +73,7 @@ def begin_call(window):
 def end_call(call, window):
     """Count this program; the last program of the launch counts the call. It orders nothing.
 
-    Call it once, after `begin_call`, and ahead of the waits: its latency is then hidden.
+    Call it once, after `begin_call`, and before the waits, which hide its latency.
 
     Args:
         call: the result of `begin_call`.

@@ -1,7 +1,8 @@
-"""A check of the signals that the programs of a kernel raise and wait for, before anything runs.
+"""A check of the signals that the programs of a kernel set and wait for, before anything runs.
 
-A kernel's author declares what each program does, in order. The check runs the declaration: counts
-only grow within a launch, so what is stuck in one order of events is stuck in all of them.
+A kernel's author declares the steps of each program, in order. The check simulates them. Signals
+only grow within a launch, so a program that is stuck in one order of events is stuck in all orders.
+Peers, elements and signals must exist in the window.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from ficco.checking import whole_number
-from ficco.errors import InputError, counted, shown
-from ficco.problem import MAX_WORLD
-
-__all__ = ["Raise", "Unmet", "Wait", "check"]
+from ficco.core.checking import whole_number
+from ficco.core.errors import InputError, counted, shown
+from ficco.operators.problem import MAX_WORLD
 
 Place: TypeAlias = tuple[int, int]  # a rank, and a program of it
 Word: TypeAlias = tuple[int, Hashable]  # a rank, and a signal of it
@@ -28,7 +27,7 @@ class Raise(NamedTuple):
     Attributes:
         rank: the rank whose signal it is.
         signal: its number or name.
-        by: what is added.
+        by: the number that is added.
     """
 
     rank: int
@@ -48,14 +47,45 @@ class Wait(NamedTuple):
     value: int = 1
 
 
+class Put(NamedTuple):
+    """A program copies elements to a rank's data.
+
+    Attributes:
+        rank: the rank whose data they become.
+        offset: number of the first element.
+        length: number of elements.
+    """
+
+    rank: int
+    offset: int
+    length: int
+
+
+class Get(NamedTuple):
+    """A program copies elements from a rank's data.
+
+    Attributes:
+        rank: the rank whose data they are.
+        offset: number of the first element.
+        length: number of elements.
+    """
+
+    rank: int
+    offset: int
+    length: int
+
+
+Step: TypeAlias = Raise | Wait | Put | Get
+
+
 class Unmet(NamedTuple):
     """A wait that is never met, or that is not met in every order of programs.
 
     Attributes:
         rank: the rank that waits.
         program: the program of that rank.
-        wait: what it waits for.
-        reason: why, in one sentence.
+        wait: the wait.
+        reason: the cause, in one sentence.
     """
 
     rank: int
@@ -71,33 +101,39 @@ class Unmet(NamedTuple):
 
 
 def check(
-    declared: Callable[[int, int], Iterable[Raise | Wait]],
+    declared: Callable[[int, int], Iterable[Step]],
     *,
     world: int,
     programs: int,
     resident: int | None = None,
     in_order: bool = True,
+    elements: int | None = None,
+    signals: int | None = None,
 ) -> list[Unmet]:
-    """Return the waits of a launch on all ranks that are never met.
+    """Return the waits of a kernel, on all ranks, that are never met.
 
-    It finds signals that nobody raises often enough, cycles of programs that wait for one another,
-    raises behind the wait that needs them, and programs that cannot start because others hold the
-    device while they wait for them.
+    It finds signals that no program raises often enough, cycles of programs that wait for one
+    another, and raises that come after the wait that needs them. It also finds programs that cannot
+    start, because the programs that wait for them occupy the device.
 
     Args:
-        declared: returns, for a rank and a program, what the program does, in order.
+        declared: returns the steps of a program, in order, for a rank and the program's number.
         world: number of ranks.
-        programs: number of programs of a rank's launch.
+        programs: number of programs of the kernel on each rank.
         resident: how many programs a device runs at the same time; None: all of them.
         in_order: whether a device starts programs in the order of their numbers. GPUs do, but do
-            not promise it. If False, a rank may not have `resident` or more programs that wait,
+            not guarantee it. If False, a rank may not have `resident` or more programs that wait,
             unless all of its programs are resident.
+        elements: number of elements of a rank's data; None: no Put or Get is compared with it.
+        signals: number of the window's signals, which are then declared by their numbers; None:
+            they may have any names.
 
     Returns:
         The waits, by rank and program; an empty list if all are met.
 
     Raises:
-        InputError: an argument is invalid, or a step is neither a Raise nor a Wait.
+        InputError: an argument is invalid, a step is none of these, or a step's peer, elements or
+            signal do not exist.
 
     Example:
         >>> def declared(rank, program):
@@ -117,8 +153,13 @@ def check(
     world = whole_number(world, "world", 1, MAX_WORLD)
     programs = whole_number(programs, "programs", 1)
     held = programs if resident is None else whole_number(resident, "resident", 1)
+    sizes = (
+        world,
+        None if elements is None else whole_number(elements, "elements", 1),
+        None if signals is None else whole_number(signals, "signals", 0),
+    )
     steps = {
-        (rank, program): _checked(declared(rank, program), rank, program, world)
+        (rank, program): _checked(declared(rank, program), rank, program, sizes)
         for rank in range(world)
         for program in range(programs)
     }
@@ -130,8 +171,16 @@ def check(
     return found
 
 
-def _checked(steps: Any, rank: int, program: int, world: int) -> list[Raise | Wait]:
-    """Return a program's steps.
+def _checked(
+    steps: Any, rank: int, program: int, sizes: tuple[int, int | None, int | None]
+) -> list[Raise | Wait]:
+    """Return a program's Raises and Waits.
+
+    Args:
+        steps: what `declared` returned.
+        rank: whose steps they are.
+        program: of that rank.
+        sizes: numbers of ranks, of elements of a rank's data, and of signals; None: not known.
 
     Raises:
         InputError: one of them is invalid.
@@ -139,18 +188,29 @@ def _checked(steps: Any, rank: int, program: int, world: int) -> list[Raise | Wa
     if not isinstance(steps, Iterable):
         raise InputError(
             f"rank {rank}, program {program}: {shown(steps)} found; `declared` must return or "
-            "yield the program's Raises and Waits"
+            "yield the program's Raises, Waits, Puts and Gets"
         )
-    found = list(steps)
-    for number, step in enumerate(found):
+    world, elements, signals = sizes
+    found = []
+    for number, step in enumerate(steps):
         about = f"rank {rank}, program {program}, step {number}: {shown(step)}"
-        if not isinstance(step, Raise | Wait):
-            raise InputError(f"{about}; a Raise or a Wait is needed")
-        if isinstance(step, Raise):
+        if not isinstance(step, Step):
+            raise InputError(f"{about}; a Raise, a Wait, a Put or a Get is needed")
+        if not isinstance(step, Wait):
             whole_number(step.rank, f"{about}; rank", 0, world - 1)
+        if isinstance(step, Put | Get):
+            end = whole_number(step.offset, f"{about}; offset", 0)
+            end += whole_number(step.length, f"{about}; length", 0)
+            if elements is not None and end > elements:
+                raise InputError(f"{about} ends at element {end}; a rank's data have {elements}")
+            continue
+        if signals is not None and whole_number(step.signal, f"{about}; signal", 0) >= signals:
+            raise InputError(f"{about}; the window has {signals} signals, numbered from 0")
+        if isinstance(step, Raise):
             whole_number(step.by, f"{about}; by", 1)  # counts only grow
         else:
             whole_number(step.value, f"{about}; value", 0)
+        found.append(step)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Triton functions for mailboxes: data whose arrival is visible in the data themselves.
+"""Triton functions for mailboxes: memory in which an element shows whether it has arrived.
 
 An element of a mailbox that has not arrived holds a vacant value, which `put` never sends. A reader
 needs no signal, so the data arrive one latency earlier. `take` makes its elements vacant again.
@@ -8,8 +8,8 @@ needs no signal, so the data arrive one latency earlier. `take` makes its elemen
     put(...) at every peer; end_call(call, window); take(...) from every peer
 
 A rank may write to a peer's mailbox only when the peer has taken the earlier data. With two copies,
-which calls use in turn, this holds where every program of a call takes data from every peer: the
-peer is then in this call, so its call before has ended, and with it all reads of the other copy.
+which calls use in turn, this holds if every program of a call takes data from every peer: the peer
+is then in this call, so its previous call has ended, and with it all reads of the other copy.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ficco.device.bounds import checked
 from ficco.device.memory import remote_ptr
 from ficco.device.state import fail, now_ns, on_gpu, status_of, timeout_of
 from ficco.kernels.mailbox import sendable
 from ficco.kernels.mailbox import take as take_blocks
-from ficco.tables import VACANT
-
-__all__ = ["put", "take", "take_sum"]
+from ficco.plan.tables import VACANT
 
 _VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
 _VACANT_32 = tl.constexpr(VACANT - (1 << 32))
 
 
+@checked(data="pointer")
 @triton.jit
 def put(pointer, value, pe, call, window, mask=None):
     """Store values in rank `pe`'s mailbox.
 
-    Order: none. Elements become visible in any order, each as a whole. The reader sees an element
-    by `take`, and learns nothing about other memory from it.
+    Order: none. Stores of elements are atomic and become visible in any order. The reader sees an
+    element by `take`. Other memory is not ordered.
 
     Args:
         pointer: symmetric pointers to elements of a mailbox: float32, float16 or bfloat16.
@@ -57,7 +57,7 @@ def put(pointer, value, pe, call, window, mask=None):
 
 
 @triton.jit
-def _misses(boxes, distance, vacant, mask, COUNT: tl.constexpr):  # noqa: N803 - Triton's way
+def _misses(boxes, distance, vacant, mask, COUNT: tl.constexpr):
     """Return the number of a block that has not arrived, or -1."""
     late = tl.full((), -1, tl.int32)
     for block in tl.static_range(COUNT):
@@ -68,7 +68,7 @@ def _misses(boxes, distance, vacant, mask, COUNT: tl.constexpr):  # noqa: N803 -
 
 
 @triton.jit
-def _await(pointer, distance, mask, window, COUNT: tl.constexpr):  # noqa: N803
+def _await(pointer, distance, mask, window, COUNT: tl.constexpr):
     """In the interpreter, wait until all blocks have arrived or the wait gives up."""
     if pointer.dtype.scalar.element_ty.primitive_bitwidth == 32:
         boxes, vacant = pointer.to(tl.pointer_type(tl.int32)), _VACANT_32
@@ -83,6 +83,7 @@ def _await(pointer, distance, mask, window, COUNT: tl.constexpr):  # noqa: N803
         fail(-1 - late, window)
 
 
+@checked(data="pointer")
 @triton.jit
 def take_sum(
     pointer,
@@ -90,12 +91,12 @@ def take_sum(
     call,
     window,
     mask,
-    COUNT: tl.constexpr,  # noqa: N803
+    COUNT: tl.constexpr,
 ):
     """Wait for COUNT blocks of this rank's mailbox, make them vacant, and return their sum.
 
-    All blocks are awaited together. Order: none, but that a peer's later `put` in the same elements
-    must come after this program has told it so, for example by its own `put` in the next call.
+    It waits for all blocks at the same time. Order: none. A peer may `put` to the same elements
+    again only after this program has signaled it, for example by its own `put` in the next call.
 
     Args:
         pointer: pointers to the elements of the first block, [rows, cols]; at least one element
@@ -125,6 +126,7 @@ def take_sum(
     return tl.where(came, total, float("nan")), came.to(tl.int32)
 
 
+@checked(data="pointer")
 @triton.jit
 def take(pointer, call, window, mask):
     """Wait for a block of this rank's mailbox, make it vacant, and return it.

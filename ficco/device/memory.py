@@ -9,20 +9,20 @@ import triton
 import triton.language as tl
 
 from ficco.device import layout
-
-__all__ = ["get", "load", "moved", "put", "remote_ptr", "store"]
+from ficco.device.bounds import checked
 
 _DATA = tl.constexpr(layout.DATA)
 _OWN_DATA = tl.constexpr(layout.OWN_DATA)
 _ALIGN = tl.constexpr(layout.ALIGN)
 
 
+@checked()
 @triton.jit
 def remote_ptr(pointer, pe, window):
     """Return the pointer to the same element of rank `pe`'s data.
 
-    It reads two entries of the table, and orders nothing. Translate a scalar pointer once, and add
-    offsets after that.
+    It reads two entries of the table, and orders nothing. Translate a scalar pointer once, and then
+    add offsets.
 
     Args:
         pointer: symmetric pointer into the data, a scalar or a block.
@@ -42,6 +42,7 @@ def moved(pointer, distance):
     return pointer + tl.multiple_of(distance // size, _ALIGN // size)
 
 
+@checked(data="pointer")
 @triton.jit
 def load(pointer, pe, window, mask=None, other=None):
     """Return elements of rank `pe`'s data. Order: as an ordinary load.
@@ -51,7 +52,7 @@ def load(pointer, pe, window, mask=None, other=None):
         pe: int32, the rank.
         window: the table.
         mask: which elements to load.
-        other: what the others are.
+        other: the value of the other elements.
 
     Example:
         ``values = fd.load(data + at, peer, window, at < count)``
@@ -59,6 +60,7 @@ def load(pointer, pe, window, mask=None, other=None):
     return tl.load(remote_ptr(pointer, pe, window), mask=mask, other=other)
 
 
+@checked(data="pointer")
 @triton.jit
 def store(pointer, value, pe, window, mask=None):
     """Store values in rank `pe`'s data. Order: as an ordinary store.
@@ -78,6 +80,7 @@ def store(pointer, value, pe, window, mask=None):
     tl.store(remote_ptr(pointer, pe, window), value, mask=mask)
 
 
+@checked(data="dest", count="nelems")
 @triton.jit
 def put(
     dest,
@@ -85,7 +88,7 @@ def put(
     nelems,
     pe,
     window,
-    BLOCK: tl.constexpr = 1024,  # noqa: N803 - Triton's way to mark constants
+    BLOCK: tl.constexpr = 1024,
 ):
     """Copy contiguous elements from this rank's memory to rank `pe`'s data.
 
@@ -110,6 +113,7 @@ def put(
         tl.store(remote + at, tl.load(source + at, mask=at < nelems), mask=at < nelems)
 
 
+@checked(data="source", count="nelems")
 @triton.jit
 def get(
     dest,
@@ -117,7 +121,7 @@ def get(
     nelems,
     pe,
     window,
-    BLOCK: tl.constexpr = 1024,  # noqa: N803
+    BLOCK: tl.constexpr = 1024,
 ):
     """Copy contiguous elements from rank `pe`'s data to this rank's memory.
 

@@ -12,66 +12,36 @@ import triton.language as tl
 from triton.language.extra.cuda import num_threads
 
 from ficco.device import layout
+from ficco.device.bounds import checked
 from ficco.device.memory import moved, put
 from ficco.device.state import fail, my_pe, now_ns, on_gpu, status_of, timeout_of
-
-__all__ = ["barrier", "fence", "put_signal", "signal", "wait"]
+from ficco.kernels.signal_ptx import of_first, raised, release
+from ficco.kernels.signal_ptx import wait as waiting
 
 _SIGNALS = tl.constexpr(layout.SIGNALS)
 _OWN_SIGNALS = tl.constexpr(layout.OWN_SIGNALS)
 
 # $1 = the word, $2 = the value.
-_SIGNAL = """{
-    .reg .pred first;
-    .reg .b32 thread;
-    barrier.sync 0;
-    mov.u32 thread, %tid.x;
-    setp.eq.u32 first, thread, 0;
-    @first STORE [$1], $2;
-    mov.u32 $0, 0;
-}"""
-_SET_ASM = tl.constexpr(_SIGNAL.replace("STORE", "st.release.sys.global.u32"))
-_ADD_ASM = tl.constexpr(_SIGNAL.replace("STORE", "red.release.sys.global.add.u32"))
+_SET_ASM, _ADD_ASM = (tl.constexpr(raised(of_first(), "$1", "$2", op)) for op in ("set", "add"))
 
 # $0 = 1 if the word came; $1 = the word, $2 = the status, $3 = the value, $4 = timeout in ns, $5 =
-# what the status becomes. One thread spins. The barrier gives its result to all threads.
-_WAIT = """{
-    .reg .pred other, came, gave_up;
-    .reg .b32 thread, seen, told;
-    .reg .b64 begin, now;
-    setp.ne.u32 gave_up, 0, 0;
-    mov.u32 thread, %tid.x;
-    setp.ne.u32 other, thread, 0;
-    @other bra together;
-    mov.u64 begin, %globaltimer;
-again:
-    ld.relaxed.sys.global.u32 told, [$2];
-    ld.acquire.sys.global.u32 seen, [$1];
-    setp.COMPARE.s32 came, seen, $3;
-    @came bra together;
-    mov.u64 now, %globaltimer;
-    sub.u64 now, now, begin;
-    setp.gt.u64 gave_up, now, $4;
-    setp.ne.or.u32 gave_up, told, 0, gave_up;
-    @!gave_up bra again;
-    atom.relaxed.sys.global.cas.b32 told, [$2], 0, $5;
-together:
-    barrier.red.or.pred gave_up, 0, gave_up;
-    selp.u32 $0, 0, 1, gave_up;
-}"""
+# what the status becomes. One thread spins.
 _EQ_ASM, _NE_ASM, _GT_ASM, _GE_ASM, _LT_ASM, _LE_ASM = (
-    tl.constexpr(_WAIT.replace("COMPARE", cmp)) for cmp in ("eq", "ne", "gt", "ge", "lt", "le")
-)
+    tl.constexpr(waiting(
+        of_first(), "$1", f"setp.{cmp}.s32 came, seen, $3;", ("$2",), "$4",
+        missed="atom.relaxed.sys.global.cas.b32 told, [$2], 0, $5;",
+    ))
+    for cmp in ("eq", "ne", "gt", "ge", "lt", "le")
+)  # fmt: skip
 
 # $0 = 1 if all peers came; $1 = address of the ranks' signals, $2 = bytes to the barrier's words,
 # $3 = rank, $4 = world, $5 = the status, $6 = timeout in ns, $7 = what the status becomes for rank
 # 0. Each peer has a thread. A word counts the barriers that its rank has entered; the own word is
 # written here only. All threads have read it when they meet the first time.
-_BARRIER = """{
-    .reg .pred other, own, late, gave_up;
-    .reg .b32 thread, count, seen, told;
-    .reg .b64 at, words, step, begin, now;
-    setp.ne.u32 gave_up, 0, 0;
+_BARRIER_ASM = tl.constexpr(waiting(
+    f""".reg .pred mine, own;
+    .reg .b32 thread, count;
+    .reg .b64 at, words, step;
     mov.u32 thread, %tid.x;
     mul.wide.u32 at, $3, 8;
     add.u64 at, at, $1;
@@ -84,35 +54,19 @@ _BARRIER = """{
     barrier.sync 0;
     setp.eq.u32 own, thread, $3;
     @own st.relaxed.gpu.global.u32 [at], count;
-    setp.ge.or.u32 other, thread, $4, own;
-    @other bra together;
+    setp.lt.and.u32 mine, thread, $4, !own;
     mul.wide.u32 at, thread, 8;
     add.u64 at, at, $1;
-    ld.global.u64 at, [at];
+    @mine ld.global.u64 at, [at];
     add.u64 at, at, $2;
     add.u64 at, at, step;
-    st.release.sys.global.u32 [at], count;
+    @mine {release("at", "count")}
     mul.wide.u32 at, thread, 4;
-    add.u64 at, at, words;
-    mov.u64 begin, %globaltimer;
-again:
-    ld.relaxed.sys.global.u32 told, [$5];
-    ld.acquire.sys.global.u32 seen, [at];
-    sub.u32 seen, seen, count;
-    setp.lt.s32 late, seen, 0;
-    @!late bra together;
-    mov.u64 now, %globaltimer;
-    sub.u64 now, now, begin;
-    setp.gt.u64 gave_up, now, $6;
-    setp.ne.or.u32 gave_up, told, 0, gave_up;
-    @!gave_up bra again;
-    add.u32 seen, thread, $7;
-    atom.relaxed.sys.global.cas.b32 told, [$5], 0, seen;
-together:
-    barrier.red.or.pred gave_up, 0, gave_up;
-    selp.u32 $0, 0, 1, gave_up;
-}"""
-_BARRIER_ASM = tl.constexpr(_BARRIER)
+    add.u64 at, at, words;""",
+    "at", "sub.u32 seen, seen, count;\n    setp.ge.s32 came, seen, 0;", ("$5",), "$6",
+    missed="""add.u32 seen, thread, $7;
+    atom.relaxed.sys.global.cas.b32 told, [$5], 0, seen;""",
+))  # fmt: skip
 
 _FENCE_ASM = tl.constexpr("""{
     barrier.sync 0;
@@ -131,8 +85,8 @@ def _remote_signal(word, pe, window):
 def fence():
     """Order the program's earlier stores before its later ones, for all ranks.
 
-    Another rank that sees a later store, and then orders its reads, sees the earlier ones. The
-    fence covers stores of all threads of this program, to any rank, and none of other programs.
+    Another rank that sees a later store, and then orders its reads, sees the earlier stores. The
+    fence covers stores of all threads of this program, to any rank, but not of other programs.
     """
     if on_gpu:
         tl.inline_asm_elementwise(
@@ -140,12 +94,13 @@ def fence():
         )
 
 
+@checked(word="word")
 @triton.jit
 def signal(word, value, op: tl.constexpr, pe, window):
     """Set or add to a signal at rank `pe`: a release at system scope.
 
-    Who sees the new value by `wait` also sees all stores that any thread of this program made
-    before, to any rank, and all that this program has seen by `wait` itself. Stores of other
+    A program that sees the new value by `wait` also sees all earlier stores of any thread of this
+    program, to any rank, and everything that this program has seen by `wait`. Stores of other
     programs are not covered, unless this program has synchronized with them.
 
     Args:
@@ -172,6 +127,7 @@ def signal(word, value, op: tl.constexpr, pe, window):
         tl.atomic_add(remote, value, sem="release", scope="sys")
 
 
+@checked(data="dest", count="nelems", word="word")
 @triton.jit
 def put_signal(  # noqa: PLR0913 - the arguments of `put` and of `signal`
     dest,
@@ -182,11 +138,11 @@ def put_signal(  # noqa: PLR0913 - the arguments of `put` and of `signal`
     op: tl.constexpr,
     pe,
     window,
-    BLOCK: tl.constexpr = 1024,  # noqa: N803
+    BLOCK: tl.constexpr = 1024,
 ):
-    """Copy elements to rank `pe`, as `put`, then raise a signal there, as `signal`.
+    """Copy elements to rank `pe`, as `put`, then set a signal there, as `signal`.
 
-    Who sees the signal by `wait` sees the elements.
+    A program that sees the signal by `wait` sees the elements.
 
     Args:
         dest: symmetric pointer to the first element.
@@ -224,11 +180,12 @@ def _holds(seen, cmp: tl.constexpr, value):
     return held
 
 
+@checked(word="word")
 @triton.jit
 def wait(word, cmp: tl.constexpr, value, window):
     """Wait for one of this rank's signals: an acquire at system scope.
 
-    All threads of the program may read after it, by ordinary loads, what the raising program wrote
+    After it, ordinary loads of all threads of the program see the stores of the other program
     before its `signal`. Bulk (TMA) loads and reads of other programs are not covered.
 
     Args:
@@ -271,16 +228,17 @@ def wait(word, cmp: tl.constexpr, value, window):
     return came
 
 
+@checked()
 @triton.jit
-def barrier(place, window, WORLD: tl.constexpr):  # noqa: N803
+def barrier(place, window, WORLD: tl.constexpr):
     """Wait until the programs that use this place have entered the barrier on all ranks.
 
-    It releases and acquires at system scope: all threads of the program see what these programs of
-    all ranks wrote before they entered. Programs of one rank are not synchronized: give each
-    program that takes part a place of its own.
+    It releases and acquires at system scope: all threads of the program see the stores of these
+    programs, on all ranks, before they entered. Programs of one rank are not synchronized: give
+    each program that takes part its own place.
 
     Args:
-        place: int32, number of the first of WORLD signals, which no other function uses.
+        place: int32, number of the first of WORLD signals. No other function may use these signals.
         window: the table.
         WORLD: number of ranks; the program has as many threads or more.
 

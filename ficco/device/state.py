@@ -8,15 +8,13 @@ import triton
 import triton.language as tl
 
 from ficco.device import layout
-
-__all__ = ["fail", "my_pe", "n_pes", "now_ns", "on_gpu", "status_of", "timeout_of"]
+from ficco.kernels import signals
 
 _RANK = tl.constexpr(layout.RANK)
 _WORLD = tl.constexpr(layout.WORLD)
 _TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
 _STATE = tl.constexpr(layout.STATE)
 _STATUS = tl.constexpr(layout.STATUS)
-_NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
 
 
 @triton.jit
@@ -31,10 +29,10 @@ if on_gpu:
     @triton.jit
     def now_ns():
         """Return a time in ns."""
-        return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], tl.int64, is_pure=False, pack=1)
+        return signals.now_ns(True)
 
 else:
-    from ficco.private.triton_interpreter import let_comparisons_mask, let_loops_count
+    from ficco.core.private.triton_interpreter import let_comparisons_mask, let_loops_count
 
     let_comparisons_mask()
     let_loops_count()
@@ -67,13 +65,13 @@ def timeout_of(window):
 def status_of(window):
     """Return a pointer to the window's status, int32.
 
-    It is 0 until a wait of this rank gives up. Then all other waits of this rank give up, too: they
-    read their word once.
+    It is 0 until a wait of this rank gives up. Then all other waits of this rank read their word
+    once, and give up, too.
     """
     return tl.load(window + _STATE).to(tl.pointer_type(tl.int32)) + _STATUS
 
 
 @triton.jit
 def fail(number, window):
-    """Set the window's status to a number other than 0, unless a wait has given up before."""
+    """Set the window's status to a number other than 0, unless a wait has given up earlier."""
     tl.atomic_cas(status_of(window), 0, number, sem="relaxed", scope="sys")

@@ -7,44 +7,43 @@ interpreter, it is memory that the processes of one host share.
 from __future__ import annotations
 
 import math
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
-import torch.distributed as dist
 
-from ficco.checking import positive_seconds, true_or_false, whole_number, whole_numbers
+from ficco.api.arguments import process_group
+from ficco.api.groups import meeting
+from ficco.core.checking import positive_seconds, true_or_false, whole_number, whole_numbers
+from ficco.core.errors import EngineError, InputError, TimeoutExceeded, shown
+from ficco.core.private.torch_core import symmetric_memory
 from ficco.device.allocation import Memory, local, shared, symmetric
 from ficco.device.layout import STATE_WORDS, STATUS, table_values
 from ficco.device.state import on_gpu
-from ficco.engines.available_memory import check_on
-from ficco.errors import EngineError, InputError, TimeoutExceeded, shown
-from ficco.modules.group_argument import process_group
-from ficco.modules.groups import gathered
-from ficco.private.torch_core import symmetric_memory
-from ficco.problem import MAX_WORLD
+from ficco.engine.available_memory import check_on
+from ficco.operators.problem import MAX_WORLD
+from ficco.plan.tables import VACANT
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of
 from ficco.runtime.members import rank_in
-from ficco.tables import VACANT
-
-__all__ = ["Window", "local_windows", "missing_in_words", "window"]
+from ficco.runtime.object_exchange import Ranks, gathered_objects
 
 _PART = 512  # bytes; parts of a window begin at multiples of it
 _SENT = (torch.float32, torch.float16, torch.bfloat16)  # dtypes of mailboxes
 _HINT = (
-    "A rank did not launch the same kernel, or it never raises this. Compare the kernel's signals "
-    "with ficco.device.check, and call window.reset() on every rank to go on."
+    "A rank did not launch the same kernel, or never sets this signal. Compare the kernel's "
+    "signals with ficco.device.check, and call window.reset() on every rank to go on."
 )
 
 
-# What ranks meet for.
+# The purposes of a rendezvous, which every exchange compares.
 _MAKES, _MADE, _RESETS = "make a window", "use a new window", "reset a window"
+_CALLS = "Rank {} makes a window by ficco.window."
 
 
 class _Spec(NamedTuple):
-    """What ranks ask for, equal on all of them."""
+    """The options of a window, equal on all ranks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -77,8 +76,8 @@ class Window:
     `ficco.window` makes one. Kernels take `tensor`, `signals` and `table` as arguments.
 
     Attributes:
-        tensor: this rank's data. It begins with zeros, or vacant if it is a mailbox.
-        signals: this rank's signals, int32 [signals]. They begin at 0.
+        tensor: this rank's data. At first they are zeros, or vacant values in a mailbox.
+        signals: this rank's signals, int32 [signals]. At first they are 0.
         rank, world: this rank, and the number of ranks.
         timeout_s: the longest time that a wait in a kernel may last, in seconds.
 
@@ -101,8 +100,9 @@ class Window:
         self._state = words[spec.signal_bytes // 4 :][:STATE_WORDS]
         signals = [base + offset for base in memory.bases]
         values = table_values(
-            data, signals, self._state.data_ptr(), rank, round(1e9 * spec.timeout_s)
-        )
+            data, signals, self._state.data_ptr(), rank, round(1e9 * spec.timeout_s),
+            tensor.nbytes, spec.signals,
+        )  # fmt: skip
         self._table = torch.tensor(values, dtype=torch.int64, device=tensor.device)
         self._memory: Memory | None = memory
 
@@ -138,30 +138,31 @@ class Window:
                 )
             return _spec(tuple(tensor.shape), tensor.dtype, signals, mailbox, timeout_s)
 
-        spec, _ = _agreed(pg, lambda: tensor.device, spec_here)
-        try:
-            handle = symmetric_memory().rendezvous(tensor, group=pg)
-        except RuntimeError as error:
-            raise InputError(
-                f"tensor: PyTorch refuses it as symmetric memory ({error}); pass a tensor of "
-                "torch.distributed._symmetric_memory.empty(...), on every rank"
-            ) from error
-        rank = dist.get_rank(pg)
-        offset = tensor.data_ptr() - handle.buffer_ptrs[rank]
-        if len(set(gathered(pg, tensor.device, offset))) != 1:
-            raise InputError("tensor: it lies at different offsets of the ranks' symmetric memory")
-        size = spec.size - spec.data_bytes
-        memory = symmetric(size, tensor.device, pg)
-        memory = memory._replace(keep=(memory.keep, handle))
-        data = [base + offset for base in handle.buffer_ptrs]
-        made = cls(spec, rank, tensor, data, memory, _meeting(pg, tensor.device))
-        made._fill()
-        made._meet(_MADE)
+        with meeting(pg, _MAKES) as ranks:
+            spec, _ = _agreed(ranks, lambda: tensor.device, spec_here)
+            try:
+                handle = symmetric_memory().rendezvous(tensor, group=pg)
+            except RuntimeError as error:
+                raise InputError(
+                    f"tensor: PyTorch refuses it as symmetric memory ({error}); pass a tensor of "
+                    "torch.distributed._symmetric_memory.empty(...), on every rank"
+                ) from error
+            offset = tensor.data_ptr() - handle.buffer_ptrs[ranks.rank]
+            if len(set(ranks.gathered("compare offsets of windows", offset))) != 1:
+                raise InputError(
+                    "tensor: it lies at different offsets of the ranks' symmetric memory"
+                )
+            memory = symmetric(spec.size - spec.data_bytes, tensor.device, pg)
+            memory = memory._replace(keep=(memory.keep, handle))
+            data = [base + offset for base in handle.buffer_ptrs]
+            made = cls(spec, ranks.rank, tensor, data, memory, partial(_meet, pg))
+            made._fill()
+            ranks.gathered(_MADE, None)
         return made
 
     @property
     def table(self) -> torch.Tensor:
-        """What a kernel takes as `window`: int64, on the device of `tensor`.
+        """The argument `window` of a kernel: int64, on the device of `tensor`.
 
         Raises:
             InputError: the window is closed, or no kernel can run on its memory.
@@ -200,10 +201,10 @@ class Window:
             )
 
     def reset(self) -> None:
-        """Bring the window into its first state, after a failure; a collective call.
+        """Return the window to its initial state after a failure; a collective call.
 
-        Data become zeros, or vacant if they are a mailbox; signals and the count of calls become 0.
-        Data in a tensor of PyTorch's symmetric memory stay, unless they are a mailbox.
+        Data become zeros, or vacant values in a mailbox. Signals and the count of calls become 0.
+        Data in a tensor of PyTorch's symmetric memory keep their values, unless they are a mailbox.
 
         Raises:
             EngineError: a rank has left, or makes another call; or this process was forked from
@@ -253,9 +254,9 @@ class Window:
             torch.cuda.synchronize(self.tensor.device)
 
     def close(self) -> None:
-        """Wait for this rank's device and give up the memory; a second call does nothing.
+        """Wait for this rank's device and release the memory; a second call does nothing.
 
-        It is freed when no rank uses it. `tensor` and `signals` keep it, too.
+        The memory is freed when no rank uses it. References to `tensor` and `signals` count as use.
 
         Example:
             >>> window = ficco.window(8, torch.float32)
@@ -264,6 +265,12 @@ class Window:
         if self._memory is not None:
             self._synchronize()
             self._memory = None
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "a window cannot be pickled or copied: it is memory that the ranks of one group share; "
+            "let every rank make its own by ficco.window(...), and send the data of `tensor`"
+        )
 
     def __enter__(self) -> Window:
         return self
@@ -311,12 +318,15 @@ def window(
     """
     pg = process_group(group)
     rank = rank_in(pg)
-    spec, place = _agreed(
-        pg, lambda: _device(device), lambda: _spec(shape, dtype, signals, mailbox, timeout_s)
-    )
-    memory = symmetric(spec.size, place, pg) if place.type == "cuda" else shared(spec.size, pg)
-    made = _window(spec, rank, memory, _meeting(pg, place))
-    made._meet(_MADE)  # all windows are in their first state before a kernel writes to one
+    with meeting(pg, _MAKES) as ranks:
+        spec, place = _agreed(
+            ranks, lambda: _device(device), lambda: _spec(shape, dtype, signals, mailbox, timeout_s)
+        )
+        on_gpu = place.type == "cuda"
+        memory = symmetric(spec.size, place, pg) if on_gpu else shared(spec.size, ranks)
+        made = _window(spec, rank, memory, partial(_meet, pg))
+        # All windows are in their first state before a kernel writes to one.
+        ranks.gathered(_MADE, None)
     return made
 
 
@@ -431,53 +441,36 @@ def _device(device: Any) -> torch.device:
     return found
 
 
-def _meeting(pg: Any, device: torch.device) -> Callable[[str], None]:
-    """Return a function by which all ranks meet for a purpose, which it compares."""
-    return lambda what: _check_alike(gathered(pg, device, {"what": what}))
-
-
-def _check_alike(every: Sequence[Any]) -> None:
-    """Raise EngineError on all ranks if they have met for different purposes."""
-    wants = [each.get("what") if isinstance(each, Mapping) else None for each in every]
-    for rank, what in enumerate(wants):
-        if what != wants[0]:
-            raise EngineError(
-                f"rank 0 came to {wants[0] or 'another call'} and rank {rank} to "
-                f"{what or 'another call'}; make the same calls on every rank, in the same order"
-            )
+def _meet(pg: Any, what: str) -> None:
+    """Let all ranks meet for a purpose."""
+    with meeting(pg, what) as ranks:
+        ranks.gathered(what, None)
 
 
 def _agreed(
-    pg: Any, device_here: Callable[[], torch.device], spec_here: Callable[[], _Spec]
+    ranks: Ranks, device_here: Callable[[], torch.device], spec_here: Callable[[], _Spec]
 ) -> tuple[_Spec, torch.device]:
     """Return the arguments of this call, once all ranks have given equal ones, and the device."""
     spec, device, problem = None, None, ""
     try:
         device = device_here()
         spec = spec_here()
-        _check_room(spec, device, 1 if device.type == "cuda" else dist.get_world_size(pg))
+        _check_room(spec, device, 1 if device.type == "cuda" else ranks.world)
     except InputError as error:  # raised on all ranks, so that none waits for this one
         problem = str(error)
     device = device or _device(None)
     facts = facts_of_gpu() if device.type == "cuda" and not problem else {}
-    own = {
-        "what": _MAKES,
-        "spec": spec,
-        "problem": problem,
-        "device": device.type,
-        "host": socket.gethostname(),
-    }
-    every = gathered(pg, device, own | {"facts": facts})
-    _check_alike(every)
+    own = {"spec": spec, "problem": problem, "device": device.type, "facts": facts}
+    every = gathered_objects(ranks, _MAKES, own, _CALLS.format(ranks.rank))
     for rank, each in enumerate(every):
         if each["problem"]:
             raise InputError(f"rank {rank}: {each['problem']}")
-    for name in ("spec", "device", "host"):
+    for name in ("spec", "device"):
         for rank, each in enumerate(every):
             if each[name] != every[0][name]:
                 raise InputError(
                     f"rank 0 makes a window with {every[0][name]} and rank {rank} with "
-                    f"{each[name]}; pass the same on every rank, of one host"
+                    f"{each[name]}; pass the same on every rank"
                 )
     if device.type == "cuda":
         reason = reason_of([each["facts"] for each in every])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["ticks"]
-
 # The clock is read by the scalar memory path, so the wait is for the counter lgkmcnt. Triton's own
 # `memrealtime` waits for vmcnt, so that the next instruction may read the register too early.
 _READ = tl.constexpr("s_memrealtime $0\ns_waitcnt lgkmcnt(0)")

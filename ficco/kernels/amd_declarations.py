@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ficco.kernels.declarations import Kernel, Parameter
 
-__all__ = ["AMD_KERNELS", "GATED"]
-
 
 def _known(kind: str, names: str) -> list[Parameter]:
     """Return parameters of one kind, which a kernel may be compiled for multiples of 16 of."""

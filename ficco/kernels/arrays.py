@@ -10,12 +10,8 @@ import functools
 import math
 from typing import Any, NamedTuple, Protocol
 
-from ficco.dtypes import ALL
-from ficco.errors import EngineError
-
-__all__ = ["Address", "Arrays", "Bulk", "Described", "DescribedArrays", "address", "can_chain",
-           "dtype_name", "has_bulk_loads", "item_bytes", "library_of", "stride",
-           "turned"]  # fmt: skip
+from ficco.core.dtypes import ALL
+from ficco.core.errors import EngineError
 
 _BULK_CAPABILITY = _CHAINING_CAPABILITY = 90  # Hopper
 
@@ -43,6 +39,9 @@ class Arrays(Protocol):
 
     def current(self) -> tuple[int, int]:
         """Return the driver's number of the current device, and its current stream."""
+
+    def capturing(self) -> bool:
+        """Return whether the current stream is captured into a graph."""
 
 
 def has_bulk_loads(arrays: Arrays) -> bool:
@@ -131,6 +130,30 @@ class DescribedArrays:
         """
         raise EngineError("there is no device; described arrays cannot be launched")
 
+    def capturing(self) -> bool:
+        """See `Arrays.capturing`."""
+        return False
+
+
+class Operand:
+    """A call's matrix under one of its names: a caller may pass one array under two."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.dtype, self.shape = array, array.dtype, array.shape
+
+    def data_ptr(self) -> int:
+        """Return the address."""
+        return address(self.array)
+
+    def stride(self, dim: int) -> int:
+        """Return the elements from one row, or column, to the next."""
+        return stride(self.array, dim)
+
+    @property
+    def T(self) -> Operand:  # noqa: N802 - the name that arrays use
+        """The transposed matrix."""
+        return Operand(self.array.T)
+
 
 class Bulk(NamedTuple):
     """A matrix whose blocks a kernel loads in bulk (by TMA).
@@ -138,10 +161,12 @@ class Bulk(NamedTuple):
     Attributes:
         base: the matrix; elements of its rows are adjacent.
         block: rows and columns of a block.
+        operand: the operand of the call, if `base` is the operand transposed.
     """
 
     base: Any
     block: tuple[int, int]
+    operand: Any = None
 
 
 def library_of(device: Any) -> Arrays:
@@ -184,8 +209,32 @@ def stride(array: Any, dim: int) -> int:
     return int(array.strides[dim]) // int(array.itemsize)
 
 
+class CallStride(int):
+    """The distance between rows of a matrix, or columns, in elements; it knows the matrix."""
+
+    matrix: Any
+
+
+def call_stride(matrix: Any, dim: int = 0) -> int:
+    """Return the stride of a call's matrix as an argument, which may differ between calls."""
+    distance = CallStride(stride(matrix, dim))
+    distance.matrix = matrix
+    return distance
+
+
 def turned(b: Any) -> int:
     """Return which elements are adjacent: 0, those of a row; 1, those of a column; 2, neither."""
     if stride(b, 1) == 1:
         return 0
     return 1 if stride(b, 0) == 1 else 2
+
+
+def weight_strides(b: Any) -> tuple[int, int]:
+    """Return the strides of a weight's rows and columns as arguments; 0 for one that is 1.
+
+    A library reads a contiguous copy of a weight of which neither is 1, so no plan has such calls.
+    """
+    way = turned(b)
+    if way == 2:
+        return stride(b, 0), stride(b, 1)
+    return (0, call_stride(b, 1)) if way else (call_stride(b, 0), 0)

@@ -2,7 +2,7 @@
 
 Streams of HIP wait by kernels that poll without a limit. This kernel ends by itself when a stop
 word is set or after a time, and tells which word is missing. One code object per architecture
-serves every call; see `ficco.packing.amd`.
+serves every call; see `ficco.cli.packing.amd`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import triton.language as tl
 
 from ficco.kernels.amd_clock import ticks
 from ficco.kernels.amd_code import AWAITED
-
-__all__ = ["ficco_await_words"]
 
 _WORDS = tl.constexpr(AWAITED)
 _FILLED = tl.constexpr(1024)  # words that a program fills at a time

@@ -18,11 +18,10 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from ficco.errors import EngineError
+from ficco.core import files
+from ficco.core.errors import EngineError
 from ficco.kernels.compiling import compile_variant
 from ficco.kernels.variants import Variant
-
-__all__ = ["Turns", "lock_file", "main"]
 
 _PLACES = 1 << 30  # bytes of the lock file that variants may have
 
@@ -41,8 +40,8 @@ class Turns:
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] | None = None
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")  # a shared lock needs a file that can be read
+            files.make_folder(path.parent)
+            self._file = os.fdopen(files.open_to_append(path), "a+b")
 
     def take(self, key: str, wait: bool) -> bool:
         """Lock a variant; return False if another process has it and `wait` is not set.

@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
 from ficco.kernels.declarations import Kernel
 from ficco.kernels.variants import ALIGN, Launch, Variant, elements_of, kernel_of, passed
 
 if TYPE_CHECKING:
-    from ficco.private.triton_core import Facts
-
-__all__ = ["KNOWN_TRITON", "Compiled", "compile_variant", "function_of", "known", "options_of",
-           "source_of", "why_unknown"]  # fmt: skip
+    from ficco.core.private.triton_core import Facts
 
 # Versions with a known layout of parameters. They pass all parameters except constants in the order
 # of the signature, a descriptor as its map, shape (i32) and strides (i64), and then the addresses
@@ -56,7 +53,7 @@ def compile_variant(variant: Variant, capability: int) -> Compiled:
     Raises:
         EngineError: native code cannot launch the compiled kernel; the message says why.
     """
-    from ficco.private import triton_core
+    from ficco.core.private import triton_core
 
     reason = triton_core.why_not_ahead()
     if reason:
@@ -100,11 +97,13 @@ def source_of(variant: Variant) -> tuple[Any, dict[str, Any], dict[str, Any], di
     kinds = [parameter for parameter in kernel.parameters if parameter.kind != "="]
     types = {p.name: _signature(kind) for p, kind in zip(kinds, variant.types, strict=True)}
     divided = {parameter.name for parameter in passed(variant) if parameter.divisor == ALIGN}
-    names = [parameter.name for parameter in kernel.parameters]
-    signature = {name: types.get(name, "constexpr") for name in names}
-    attributes = {
-        (i,): [["tt.divisibility", ALIGN]] for i, name in enumerate(names) if name in divided
-    }
+    signature = {p.name: types.get(p.name, "constexpr") for p in kernel.parameters}
+    places: dict[str, tuple[int, ...]] = {}  # of parameters and of elements of tuples
+    for i, (name, kind) in enumerate(signature.items()):
+        places[name] = (i,)
+        if type(kind) is tuple:
+            places |= {f"{name}.{j}": (i, j) for j in range(len(kind))}
+    attributes = {places[name]: [["tt.divisibility", ALIGN]] for name in places if name in divided}
     return function_of(kernel), signature, dict(variant.constants), attributes
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 __all__ = [
     "ALL_REDUCE", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS",
-    "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SUM", "SUMMING", "UPDATE_ROWS",
+    "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING", "SUM", "SUMMING", "UPDATE_ROWS",
     "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
 ]  # fmt: skip
 
@@ -76,10 +76,9 @@ GATED = _kernel(
     "gated_gemm",
     "gated_wait_kernel",
     "own:matrix window:matrix b:matrix bias:* c:* places:*i32 scratch:*fp32 shares:*i32 "
-    f"words:*i32? {_WAIT} value:i32? own_tiles:i32? whole:i32? own_shared:i32? "
-    "shared:i32? among:i32? "
+    f"words:*i32? {_WAIT} value:i32? bounds:i32[]? "
     f"k:i32 own_stride:i64 window_stride:i64 {_B} c_stride:i64 timeout_ns:i64? "
-    "cleared:*i32? homes:*i64? ended:*i32? clear_count:i32? copy:i32? raised:i32? peers:i64? "
+    "release_words:*i32[]? homes:*i64? release:i32[]? copy:i32? peers:i64? "
     f"{_TILE} OWN_BULK:= WINDOW_BULK:= B_BULK:= B_TURNED:= COL_STEP:= WORLD:= ON_GPU:=",
 )
 PUSHING = _kernel(
@@ -102,8 +101,7 @@ ALL_REDUCE = _kernel(
     "one_kernel_all_reduce_gemm",
     "one_kernel_all_reduce_kernel",
     f"x:* w:* bias:* y:* chunks:*i32 places:*i64 counts:*i32? {_WAIT} "
-    "digest:i32? copy_places:i32? items:i32? m:i32? n:i32 k:i32 rank:i32? own_row:i32? "
-    "own_rows:i32? bias_row:i32? bias_rows:i32? slot_rows:i32? peers:i64? targets:i64? owners:i64? "
+    "digest:i32? n:i32 k:i32 rank:i32? plan:i32[]? sets:i64[]? "
     "x_stride:i64 w_deep_stride:i64 w_col_stride:i64 has_bias:i32? y_stride:i64 timeout_ns:i64? "
     f"WORLD:= TWICE:= {_TILE} STAGES:= SUM_ROWS:= SUM_COLS:= TURNED:= EDGE:= BYTES:= MADE:= "
     "CHAINED:= ON_GPU:=",
@@ -115,22 +113,13 @@ PULL = _kernel(
     "items:i32? m:i32? n:i32? rank:i32? peers:i64? owners:i64? y_stride:i64? "
     "timeout_ns:i64? WORLD:= TWICE:= BIAS:= FLAT:= SIZE:= EDGE:= BYTES:= ON_GPU:=",
 )
-_FOUR = range(4)  # outputs of the one-kernel gather, see `lowering.one_kernel_gather.MOST_OUTPUTS`
 GATHER = _kernel(
     "one_kernel_gather_gemm",
     "one_kernel_gather_kernel",
-    "x:* "
-    + " ".join(f"{name}{i}:*" for name in ("w", "bias", "y") for i in _FOUR)
-    + f" kept:* places:*i64 gates:*i32? parts:*fp32 {_WAIT} "
-    "digest:i32? copy:i32? copy_places:i32? slices:i32? stored:i32? width:i32? m:i32? k:i32 "
-    "rank:i32? own_row:i32? own_rows:i32? peers:i64? sources:i64? splits:i32? storing:i32? "
-    "biases:i32? keeps:i32? "
-    + " ".join(f"n{i}:i32" for i in _FOUR)
-    + " x_stride:i64 kept_stride:i64 "
-    + " ".join(f"w{i}_{way}_stride:i64" for way in ("deep", "col") for i in _FOUR)
-    + " "
-    + " ".join(f"y{i}_stride:i64" for i in _FOUR)
-    + f" timeout_ns:i64? WORLD:= OUTPUTS:= TURNED:= SPLIT:= {_TILE} STAGES:= PUSH_ROWS:= "
+    f"x:* w:*[] bias:*[] y:*[] kept:* places:*i64 gates:*i32? parts:*fp32 {_WAIT} "
+    "digest:i32? copy:i32? plan:i32[]? k:i32 rank:i32? sets:i64[]? n:i32[] x_stride:i64 "
+    "kept_stride:i64 w_deep_strides:i64[] w_col_strides:i64[] y_strides:i64[] "
+    f"timeout_ns:i64? WORLD:= TURNED:= SPLIT:= {_TILE} STAGES:= PUSH_ROWS:= "
     "PUSH_COLS:= EDGE:= BYTES:= ON_GPU:=",
 )
 SUM = _kernel(
@@ -138,6 +127,14 @@ SUM = _kernel(
     "sum_kernel",
     "target:* slots:* own:* bias:* rows:i32? cols:i32 target_stride:i64 slots_stride:i64 "
     "slot_rows:i32? own_stride:i64 own_at:i32? has_bias:i32? COUNT:= ROWS:= COLS:=",
+)
+SENDING = _kernel(
+    "sending_gemm",
+    "sending_kernel",
+    "own:matrix window:matrix b:matrix x:* w:*[] bias:*[] y:*[] kept:* jobs:*i32 slot_tops:*i32 "
+    f"counters:*i32 places:*i64 gates:*i32? {_WAIT} digest:i32? copy:i32? rank:i32? peers:i64? "
+    "timeout_ns:i64? sizes:i32[]? n:i32 k:i32 strides:i64[] WORLD:= FINISH:= "
+    f"{_TILE} OWN_BULK:= WINDOW_BULK:= B_BULK:= B_TURNED:= COL_STEP:= BYTES:= ON_GPU:=",
 )
 _TABLES = "tables:*[]? strides:i64[]? indices:*[]? offsets:*[]? ends:i64[]? weights:*[]?"
 POOL_TABLES = _kernel(
@@ -150,8 +147,7 @@ POOL_AND_PUSH = _kernel(
     "one_kernel_pool",
     "one_kernel_pool_kernel",
     f"y:*? {_TABLES} jobs:*i32? counts:*i32? places:*i64? gates:*i32? {_WAIT} "
-    "digest:i32? copy:i32? copy_places:i32? job_count:i32? blocks:i32? leaving:i32? batch:i32? "
-    "dim:i32? means:i64? weighted:i64? chunks:i32? rank:i32? peers:i64? sources:i64? "
+    "digest:i32? copy:i32? plan:i32[]? batch:i32? means:i64? weighted:i64? rank:i32? sets:i64[]? "
     "y_stride:i64? window_stride:i64? timeout_ns:i64? WORLD:= JOBS:= LOOKUPS:= BAGS:= COLS:= "
     "MOVE_ROWS:= MOVE_COLS:= EDGE:= BYTES:= WEIGHTED:= ON_GPU:=",
 )
@@ -188,7 +184,7 @@ UPDATE_SPLIT_ROWS = _kernel(
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, POOL_TABLES, POOL_AND_PUSH,
+        GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, SENDING, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
     )
 }  # fmt: skip

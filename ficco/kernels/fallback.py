@@ -17,12 +17,10 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from ficco.call_lock import CallLock
-from ficco.errors import EngineError
+from ficco.core.call_lock import CallLock
+from ficco.core.errors import EngineError
 from ficco.kernels import pack
 from ficco.kernels.variants import Variant
-
-__all__ = ["ByTriton", "compile_together", "find", "why_not"]
 
 _log = logging.getLogger("ficco")
 _FIRST_REPORT_S, _NEXT_REPORT_S, _POLL_S = 2.0, 10.0, 0.05  # progress reports, and polls
@@ -98,7 +96,8 @@ def _run(missing: list[Variant], capability: int, folder: Path, lacks: str) -> N
         EngineError: a process failed.
     """
     count = min(len(missing), os.cpu_count() or 1, _MOST_PROCESSES)
-    command = [sys.executable, "-m", "ficco.kernels.compile_worker", str(capability), str(folder)]
+    worker = ("-P", "-m", "ficco.kernels.compile_worker")  # -P: not of the current folder
+    command = [sys.executable, *worker, str(capability), str(folder)]
     settings = os.environ | {"TRITON_INTERPRET": "0"}
     running: list[tuple[subprocess.Popen[bytes], Path]] = []
     for turn in range(count):

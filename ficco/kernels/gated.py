@@ -12,41 +12,48 @@ table are of one kind, and each kind has its own kernel.
 If a word does not arrive, its part becomes NaN, a status word reports it, and the launch ends.
 Tiles of other parts that several programs make together may become NaN then, too.
 
-    table = prepare(parts, n, k, dtype, device)      # once per plan
-    warm(table, matrices, gate)                      # before any stream waits or is captured
-    gated_matmul(table, matrices, gate)              # every call
+Sums are float32; the bias is added last, and the result is rounded once. Other rows of c are not
+written. Rows of the window that have not arrived are not used, and nothing beyond the sources is
+read.
+
+A summed part is ((term 0 + term 1) + own product) + ... (+ bias), in float32 and in the order of
+`GatedPart.terms`, independent of arrival order. The bits equal those of a launch that stores the
+product in float32, followed by `summing.sum_partials`. With another GEMM, another depth of tiles,
+or split-k tiles, the float32 sums of the product differ in their last bits.
+
+If the table says so, a part accumulates into its target; the old value is added right after the
+product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ficco.errors import InputError
-from ficco.kernels import loading
-from ficco.kernels.arrays import Bulk, address, dtype_name, item_bytes, stride
+from ficco.core.errors import InputError
+from ficco.kernels.arrays import (
+    Address,
+    Bulk,
+    address,
+    call_stride,
+    dtype_name,
+    item_bytes,
+    stride,
+    weight_strides,
+)
 from ficco.kernels.arrays import turned as turned_of
 from ficco.kernels.declarations import GATED, PUSHING, SUMMING
 from ficco.kernels.gated_tables import Signalling, Table, prepare
+from ficco.kernels.records import Idle, LaunchOf, Of, Operands, Record, Setting
 from ficco.kernels.variants import Launch, is_aligned
-from ficco.tables import Arrived, GatedPart
-
-__all__ = [
-    "Arrived",
-    "Gate",
-    "GatedPart",
-    "Launch",
-    "Matrices",
-    "Table",
-    "arguments_of",
-    "gated_matmul",
-    "launch_of",
-    "prepare",
-    "warm",
-]  # fmt: skip
+from ficco.kernels.window_release import release_table
+from ficco.plan import Region
+from ficco.program import Gated
 
 _BULK_ALIGN = 16  # bytes
 _MOST_STEP = 16  # columns: the largest divisor of part boundaries that kernels use
 _KERNELS = (GATED, PUSHING, SUMMING)
+_PATIENCE = 10  # timeout of a waiting launch, in group timeouts: the watchdog should act first
 
 
 class Matrices(NamedTuple):
@@ -102,30 +109,8 @@ class Gate(NamedTuple):
     missed: Any = None
 
 
-def gated_matmul(table: Table, matrices: Matrices, gate: Gate) -> None:
-    """Enqueue c[rows of every part] = a.b (+ bias) on the current stream: one launch, or none.
-
-    Sums are float32; the bias is added last, and the result is rounded once. Other rows of c are
-    not written. Rows of the window that have not arrived are not used, and nothing beyond the
-    sources is read.
-
-    A summed part is ((term 0 + term 1) + own product) + ... (+ bias), in float32 and in the order
-    of `GatedPart.terms`, independent of arrival order. The bits equal those of a launch that stores
-    the product in float32, followed by `summing.sum_partials`. With another GEMM, another depth of
-    tiles, or split-k tiles, the float32 sums of the product differ in their last bits.
-
-    If the table says so, a part accumulates into its target; the old value is added right after the
-    product.
-
-    Raises:
-        InputError: the table was not prepared for such matrices.
-    """
-    if table.tiles:
-        loading.enqueue(launch_of(table, matrices, gate))
-
-
 def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
-    """Return the launch of `gated_matmul`; the table must have tiles.
+    """Return the launch that stores c[rows of every part] = a.b (+ bias); it must have tiles.
 
     Raises:
         InputError: the table was not prepared for such matrices.
@@ -142,23 +127,6 @@ def launch_of(table: Table, matrices: Matrices, gate: Gate) -> Launch:
     return launch._replace(arguments=arguments | {"COL_STEP": 1}, odd=True)
 
 
-def warm(table: Table, matrices: Matrices, gate: Gate) -> None:
-    """Compile and load the kernel of `gated_matmul` for such arguments; compute no tile.
-
-    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
-    The kernel depends on the tile, and on dtypes, layouts and alignment of the matrices. Nothing is
-    launched on a GPU.
-
-    Raises:
-        InputError: the table was not prepared for such matrices.
-    """
-    if not table.tiles:
-        return
-    launch = launch_of(table, matrices, gate)
-    counts = {"own_tiles", "whole", "own_shared", "shared", "peers"} & set(launch.arguments)
-    loading.warm(launch, dict.fromkeys(counts, 0))
-
-
 def arguments_of(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]:
     """Return the kernel's arguments by name. Strides of matrices with descriptors are 0."""
     tile = table.tile
@@ -169,35 +137,38 @@ def arguments_of(table: Table, matrices: Matrices, gate: Gate) -> dict[str, Any]
     if turned == 1:  # a descriptor needs rows with adjacent elements
         b_read, b_block = b.T, (tile.cols, tile.deep)
     a_block = (tile.rows, tile.deep)
-    own_bulk = table.bulk and _has_descriptor(own)
-    window_bulk = table.bulk and _has_descriptor(window)
-    b_bulk = table.bulk and _has_descriptor(b_read)
-    whole = table.tiles - table.shared.tiles
+    own_bulk = table.bulk and has_descriptor(own)
+    window_bulk = table.bulk and has_descriptor(window)
+    b_bulk = table.bulk and has_descriptor(b_read)
+    deep_stride, col_stride = (0, 0) if b_bulk else weight_strides(b)
+    shared, whole = table.shared, table.tiles - table.shared.tiles
+    own_tiles = min(table.own_tiles, whole)
+    own_shared = max(0, table.own_tiles - whole) if table.own_tiles < table.tiles else 0
     return {
         "own": Bulk(own, a_block) if own_bulk else own,
         "window": Bulk(window, a_block) if window_bulk else window,
-        "b": Bulk(b_read, b_block) if b_bulk else b,
+        "b": Bulk(b_read, b_block, b) if b_bulk else b,
         "bias": c if bias is None else bias,
         "c": c,
         "places": table.places,
-        "scratch": table.shared.scratch,
-        "shares": table.shared.counts,
+        "scratch": shared.scratch,
+        "shares": shared.counts,
         "words": gate.words,
         "stop": gate.stop,
         "status": gate.status,
         "value": gate.value,
-        "own_tiles": min(table.own_tiles, whole),
+        "bounds": (own_tiles, whole, own_shared, shared.tiles, shared.among),
+        "own_tiles": own_tiles,
         "whole": whole,
-        "own_shared": max(0, table.own_tiles - whole) if table.own_tiles < table.tiles else 0,
-        "shared": table.shared.tiles,
-        "among": table.shared.among,
+        "shared": shared.tiles,
+        "among": shared.among,
         "k": table.k,
-        "own_stride": 0 if own_bulk else stride(own, 0),
-        "window_stride": 0 if window_bulk else stride(window, 0),
-        "b_deep_stride": 0 if b_bulk or turned == 1 else stride(b, 0),
-        "b_col_stride": 0 if b_bulk or turned == 0 else stride(b, 1),
+        "own_stride": 0 if own_bulk else call_stride(own),
+        "window_stride": 0 if window_bulk else call_stride(window),
+        "b_deep_stride": deep_stride,
+        "b_col_stride": col_stride,
         "has_bias": int(bias is not None),
-        "c_stride": stride(c, 0),
+        "c_stride": call_stride(c),
         "timeout_ns": gate.timeout_ns,
         "ROWS": tile.rows,
         "COLS": tile.cols,
@@ -216,12 +187,10 @@ def _release(table: Table, gate: Gate) -> dict[str, Any]:
     """Return the arguments for the window's release; without one they are placeholders."""
     release, unused = table.release, gate.status
     return {
-        "cleared": release.cleared if release else unused,
+        "release_words": (release.cleared, release.ended) if release else (unused, unused),
         "homes": release.homes if release else unused,
-        "ended": release.ended if release else unused,
-        "clear_count": release.cleared_count if release else 0,
+        "release": (release.cleared_count, release.raised) if release else (0, 0),
         "copy": gate.copy,
-        "raised": release.raised if release else 0,
         "peers": release.peers if release else 0,
         "WORLD": release.world if release and not table.arrays.on_gpu else 0,
     }
@@ -255,8 +224,8 @@ def _further(
         "terms": signalling.terms,
         "counters": signalling.counters,
         "signals": gate.words if gate.signals is None else gate.signals,
-        "partial_stride": stride(partial, 0),
-        "recv_stride": stride(recv, 0),
+        "partial_stride": call_stride(partial),
+        "recv_stride": call_stride(recv),
         "TERMS": signalling.term_count,
         "OWN_AT": signalling.own_at,
         "BEGUN": signalling.begun,
@@ -277,7 +246,7 @@ def _col_step(table: Table) -> int:
     return _BULK_ALIGN if table.n % _BULK_ALIGN == 0 else 1
 
 
-def _has_descriptor(matrix: Any) -> bool:
+def has_descriptor(matrix: Any) -> bool:
     """Return whether bulk loads can read a matrix: it is not empty and its rows are aligned."""
     rows, cols = matrix.shape
     pitch = stride(matrix, 0)
@@ -328,3 +297,43 @@ def _check_matrix(name: str, matrix: Any, rows: int, cols: int) -> None:
             f"{name} has a stride of {stride(matrix, 1)} elements along rows; the elements of a "
             "row must be adjacent (a stride of 1)"
         )
+
+
+def operands_of(work: Gated, of: Of, _: Mapping[str, Region]) -> dict[str, Any]:
+    """Return the operands of a work; see `Record`. The words are those of the call's window."""
+    names = ("own", "window", "bias", "c", "partial", "recv")
+    regions = {name: getattr(work, name) for name in names}
+    found = {name: None if region is None else of(region) for name, region in regions.items()}
+    return found | {"b": of(work.b, work.turned)}
+
+
+def matrices_of(operands: Operands) -> Matrices:
+    """Return the operands of a call in the form of `launch_of`."""
+    return Matrices(*[operands.get(name) for name in Matrices._fields])
+
+
+def _prepare(work: Gated, setting: Setting) -> LaunchOf:
+    if setting.reports:
+        raise InputError("the gated kernels of CUDA report no word; compile for cuda_target")
+    stop, arrays, release = setting.stop_word(), setting.arrays, work.release
+    if release is not None:
+        release = release._replace(homes=setting.windows.words)
+    # The stop word identifies the group, whose calls never overlap.
+    table = prepare(
+        work.parts, work.n, work.k, work.dtype, arrays, setting.tile, work.begun, stop,
+        release and release_table(release, arrays), leaves=work.leaves,
+    )  # fmt: skip
+    timeout_ns = round(1e9 * _PATIENCE * setting.timeout_s)
+    gate = Gate(None, Address(stop), arrays.place([0], "int32"), timeout_ns)
+
+    def launch(operands: Operands, copy: int) -> Launch | None:
+        if not table.tiles:
+            return None
+        here = gate._replace(words=operands["words"], copy=copy)
+        return launch_of(table, matrices_of(operands), here)
+
+    return launch
+
+
+_IDLE: Idle = {"bounds": (0, 0, 0, 0, 1), "whole": 0, "shared": 0, "peers": 0}
+RECORD = Record(_KERNELS, operands_of, _prepare, _IDLE)

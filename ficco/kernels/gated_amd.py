@@ -3,9 +3,6 @@
 What a launch computes, its tables and its errors are those of `gated`. Parts only wait: none is
 split, summed or pushed. A launch does not release the window.
 
-    table = prepare(parts, n, k, dtype, device)          # once per plan
-    launch = launch_of(table, matrices, gate, ticks_a_second)
-
 Nothing here was measured: the tiles are such that a compute unit has registers and memory for the
 programs of `Tile.per_sm`, which a test reads from the compiled kernels.
 """
@@ -15,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ficco.errors import InputError
-from ficco.kernels import gated, gated_tables
+from ficco.core.errors import InputError
+from ficco.kernels import amd_code, gated, gated_tables
 from ficco.kernels.amd_declarations import GATED
-from ficco.kernels.arrays import dtype_name, item_bytes
+from ficco.kernels.arrays import Address, dtype_name, item_bytes
 from ficco.kernels.gated import Gate, Matrices
 from ficco.kernels.gated_tables import Table
+from ficco.kernels.records import LaunchOf, Operands, Record, Setting
 from ficco.kernels.variants import Launch, is_aligned
-from ficco.tables import GatedPart
-from ficco.tiling import Tile
-
-__all__ = ["launch_of", "prepare", "tile_of"]
+from ficco.plan.tables import GatedPart
+from ficco.program import Gated
+from ficco.program.tiling import Tile
 
 _ROWS, _COLS, _GROUP = 128, 128, 8
 _NS_A_S = 10**9
@@ -110,3 +107,29 @@ def _launch(table: Table, values: dict[str, Any], aligned: bool) -> Launch:
         (min(table.tiles, programs),), tile.warps, tile.stages,
         dtypes={"bias": table.dtype}, odd=not aligned, arrays=table.arrays,
     )  # fmt: skip
+
+
+def _prepare(work: Gated, setting: Setting) -> LaunchOf:
+    if work.begun or work.release is not None or not setting.reports:
+        raise InputError(
+            "on AMD devices a gated product neither adds to its target nor releases the "
+            "window, and reports a word that it misses; compile the plan for hip_target"
+        )
+    arrays = setting.arrays
+    table = prepare(work.parts, work.n, work.k, work.dtype, arrays)
+    stop, missed = Address(setting.stop_word()), Address(setting.missed_word)
+    status, timeout_ns = arrays.place([0], "int32"), round(1e9 * setting.timeout_s)
+    gate = Gate(None, stop, status, timeout_ns, missed=missed)
+
+    def launch(operands: Operands, copy: int) -> Launch | None:
+        if not table.tiles:
+            return None
+        device, _ = arrays.current()
+        here = gate._replace(words=operands["words"], copy=copy)
+        ticks = amd_code.ticks_a_second(device)
+        return launch_of(table, gated.matrices_of(operands), here, ticks)
+
+    return launch
+
+
+RECORD = Record((GATED,), gated.operands_of, _prepare, {"own_tiles": 0, "tiles": 0})

@@ -16,14 +16,12 @@ from ficco.kernels.amd_clock import ticks
 from ficco.kernels.amd_declarations import GATED
 from ficco.kernels.tile_product import AWAITED, PART, PLACE_FIELDS, multiplied, store_tile
 
-__all__ = ["ficco_gated_gemm"]
-
 _STOP_EVERY = tl.constexpr(32)  # polls
 
 
 @triton.jit
 def _now(
-    ON_GPU: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    ON_GPU: tl.constexpr,
 ):
     """Return the clock's time, or 0 in the interpreter, which has no clock."""
     return ticks() if ON_GPU else tl.full((), 0, tl.int64)
@@ -39,7 +37,7 @@ def _await(  # noqa: PLR0913 - a wait has as many facts
     part,
     missed,
     number,
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,
 ):
     """Return 1 once the word has the value, and 0 if the wait gives up.
 
@@ -94,12 +92,12 @@ def ficco_gated_gemm(  # noqa: PLR0913
     has_bias: tl.int32,
     c_stride: tl.int64,
     limit: tl.int64,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    B_TURNED: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    COL_STEP: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store every part's rows of a.b (+ bias) in c. Arguments that are not here: see `gated_gemm`.
 

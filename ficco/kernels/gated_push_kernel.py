@@ -53,15 +53,15 @@ def pushing_gemm(  # noqa: PLR0913
     c_stride: tl.int64,
     partial_stride: tl.int64,
     timeout_ns: tl.int64,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    OWN_BULK: tl.constexpr,  # noqa: N803
-    B_BULK: tl.constexpr,  # noqa: N803
-    B_TURNED: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    OWN_BULK: tl.constexpr,
+    B_BULK: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    BEGUN: tl.constexpr,
+    COL_STEP: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store every part's rows and columns of own.b in its target, and raise the part's word.
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import SUMMING
-from ficco.kernels.signal_wait import await_if
+from ficco.kernels.signals import await_if
 from ficco.kernels.sum_epilogue import TERM_FIELDS, TERM_WORD
 from ficco.kernels.tile_product import (
     PART,
@@ -51,17 +51,17 @@ def summing_gemm(  # noqa: PLR0913 - a kernel's arguments are its interface
     c_stride: tl.int64,
     recv_stride: tl.int64,
     timeout_ns: tl.int64,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    OWN_BULK: tl.constexpr,  # noqa: N803
-    B_BULK: tl.constexpr,  # noqa: N803
-    B_TURNED: tl.constexpr,  # noqa: N803
-    TERMS: tl.constexpr,  # noqa: N803
-    OWN_AT: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    OWN_BULK: tl.constexpr,
+    B_BULK: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    TERMS: tl.constexpr,
+    OWN_AT: tl.constexpr,
+    BEGUN: tl.constexpr,
+    COL_STEP: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store every part's rows and columns of own.b (+ bias), summed with its terms, in c.
 

@@ -14,13 +14,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ficco.errors import InputError
+from ficco.core.errors import InputError
 from ficco.kernels.arrays import Arrays, address, dtype_name, has_bulk_loads, item_bytes, library_of
 from ficco.kernels.window_release import ReleaseTable
-from ficco.tables import Arrived, GatedPart
-from ficco.tiling import UNSHARED, Shares, Tile, choose_tile, count_tiles, shared_tiles
-
-__all__ = ["Shared", "Signalling", "Table", "prepare"]
+from ficco.plan.tables import Arrived, GatedPart
+from ficco.program.tiling import UNSHARED, Shares, Tile, choose_tile, count_tiles, shared_tiles
 
 _INTERPRETED_PROCESSORS = 4  # multiprocessors assumed without a GPU
 _ALIGN = 16  # bytes of a bulk load's row, and of the widest store
@@ -161,7 +159,7 @@ def prepare(  # noqa: PLR0913 - a table needs all of them
         k=k,
         dtype=dtype_name(dtype),
         tile=tile,
-        places=arrays.place(_places(order, n, tile), "int32"),
+        places=arrays.place(tile_places(order, n, tile), "int32"),
         own_tiles=firsts[len(own)],
         tiles=tiles,
         programs=max(min(tiles - shares.tiles, at_once), shares.tiles * shares.among),
@@ -246,7 +244,9 @@ class _Scratch:
 _scratches: WeakValueDictionary[Hashable, _Scratch] = WeakValueDictionary()
 
 
-def _places(order: list[GatedPart], n: int, tile: Tile) -> np.ndarray[Any, np.dtype[np.int32]]:
+def tile_places(
+    order: Sequence[GatedPart], n: int, tile: Tile
+) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return the table of tiles; see `tile_product`.
 
     The tiles of a part are visited in groups of `tile.group` rows of tiles, column by column.

@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.declarations import GATED
-from ficco.kernels.signal_wait import await_if
+from ficco.kernels.signals import await_if
 from ficco.kernels.split_k import share_tiles
 from ficco.kernels.tile_product import AWAITED, PART, PLACE_FIELDS, multiplied, store_tile
+from ficco.kernels.tuple_arguments import unpacked
 from ficco.kernels.window_release_kernel import give_window_back
 
 __all__ = ["gated_gemm"]
@@ -40,11 +41,7 @@ def gated_gemm(  # noqa: PLR0913
     stop,
     status,
     value: tl.int32,
-    own_tiles: tl.int32,
-    whole: tl.int32,
-    own_shared: tl.int32,
-    shared: tl.int32,
-    among: tl.int32,
+    bounds,
     k: tl.int32,
     own_stride: tl.int64,
     window_stride: tl.int64,
@@ -53,23 +50,21 @@ def gated_gemm(  # noqa: PLR0913
     has_bias: tl.int32,
     c_stride: tl.int64,
     timeout_ns: tl.int64,
-    cleared,
+    release_words,
     homes,
-    ended,
-    clear_count: tl.int32,
+    release,
     copy: tl.int32,
-    raised: tl.int32,
     peers: tl.int64,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    OWN_BULK: tl.constexpr,  # noqa: N803
-    WINDOW_BULK: tl.constexpr,  # noqa: N803
-    B_BULK: tl.constexpr,  # noqa: N803
-    B_TURNED: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
-    WORLD: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    OWN_BULK: tl.constexpr,
+    WINDOW_BULK: tl.constexpr,
+    B_BULK: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    COL_STEP: tl.constexpr,
+    WORLD: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store every part's rows of a.b (+ bias) in c.
 
@@ -80,15 +75,19 @@ def gated_gemm(  # noqa: PLR0913
     places: of tiles, see `tile_product`.
     words, stop, status: pointers to int32; value: the value that words are waited for to have;
     timeout_ns: time limit of a program's wait.
-    own_tiles, whole: number of tiles that are not split, of own parts and of all; k: depth.
-    scratch, shares, shared, among: for split tiles, see `split_k`. The first `own_shared` of them
+    bounds: own_tiles, whole: number of tiles that are not split, of own parts and of all; shared,
+    among, like scratch and shares: for split tiles, see `split_k`. The first `own_shared` of them
     are tiles of own parts, the others of the window (which is own if there are no window tiles).
+    k: depth.
     COL_STEP: divisor of the first columns of tiles and of the end columns of parts.
-    cleared, clear_count, homes, copy, ended, raised, peers: for the release of the window, see
-    `window_release_kernel`; without peers there is no release, and the others are not read. WORLD:
-    likewise, and only the interpreter reads it.
+    release_words (cleared, ended), homes, release (number of words to clear, word to raise), copy,
+    peers: for the release of the window, see `window_release_kernel`; without peers there is no
+    release, and the others are not read. WORLD: likewise, and only the interpreter reads it.
     ON_GPU: False in Triton's interpreter.
     """
+    own_tiles, whole, own_shared, shared, among = unpacked(bounds, tl.int32)
+    cleared, ended = release_words
+    clear_count, raised = unpacked(release, tl.int32)
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     steps = tl.cdiv(k, DEEP)

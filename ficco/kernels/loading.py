@@ -11,16 +11,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ficco.call_lock import CallLock
-from ficco.errors import EngineError, InputError
-from ficco.kernels import amd_loading, fallback, pack
+from ficco.core.call_lock import CallLock
+from ficco.core.errors import EngineError, InputError
+from ficco.kernels import amd_code, fallback, pack
 from ficco.kernels.amd_declarations import AMD_KERNELS
-from ficco.kernels.arrays import Arrays, Bulk, address, item_bytes, stride
+from ficco.kernels.arrays import Arrays, Bulk, CallStride, address, item_bytes, stride
 from ficco.kernels.compiling import function_of, options_of
 from ficco.kernels.native_launch import Box, Code, Pitch, Place, Slot, described
+from ficco.kernels.records import Record
 from ficco.kernels.variants import Launch, Variant, flattened, passed, variant_of
-
-__all__ = ["code", "code_of", "enqueue", "gpu", "prepared", "repeated", "warm"]
 
 _log = logging.getLogger("ficco")
 _lock = CallLock()
@@ -43,7 +42,7 @@ def gpu(device: int) -> Any:
 
 def _gpu_of(kernel: str, device: int) -> Any:
     """Return the native object of the device that a kernel is for."""
-    return amd_loading.gpu(device) if kernel in AMD_KERNELS else gpu(device)
+    return amd_code.gpu(device) if kernel in AMD_KERNELS else gpu(device)
 
 
 def code(launch: Launch) -> Code:
@@ -68,7 +67,7 @@ def code(launch: Launch) -> Code:
 
 def _load(device: int, variant: Variant, capability: int) -> Code:
     if variant.kernel in AMD_KERNELS:
-        compiled = amd_loading.find(variant, device)
+        compiled = amd_code.find(variant, device)
     else:
         compiled = pack.find(variant, capability) or fallback.find(variant, capability)
     kernel = code_of(variant, compiled.record)
@@ -190,12 +189,19 @@ class _Repeated:
             self._call.run(addresses, values, stream)
 
 
-def warm(launch: Launch, changes: Mapping[str, Any]) -> None:
-    """Load a launch's kernel; in Triton's interpreter, run it with these arguments changed."""
+def warm(launch: Launch, record: Record) -> None:
+    """Load a launch's kernel; in Triton's interpreter, run one program that does nothing.
+
+    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
+    """
     if launch.arrays.on_gpu:
         prepared(launch)
-    else:
-        _interpret(launch._replace(arguments=launch.arguments | dict(changes)))
+        return
+    place = launch.arrays.place
+    state = {name: place([0] * count, "int32") for name, count in record.state.items()}
+    changes = {k: v for k, v in {**record.idle, **state}.items() if k in launch.arguments}
+    arguments, grid = launch.arguments | changes, (1,) * len(launch.grid)
+    _interpret(launch._replace(arguments=arguments, grid=grid))
 
 
 def prepared(launch: Launch) -> Callable[[], None]:
@@ -253,7 +259,7 @@ def _by_triton(launch: Launch) -> Callable[[], None]:
     reason = fallback.why_not()
     if reason:
         raise EngineError(f"the kernel {launch.kernel.name} has to be launched by Triton: {reason}")
-    from ficco.private import triton_core
+    from ficco.core.private import triton_core
 
     function = function_of(launch.kernel)
     types = {parameter.name: parameter.type for parameter in passed(variant_of(launch))}
@@ -286,13 +292,15 @@ def _as_launched(value: Any, kind: str) -> Any:
         return tuple([_as_launched(element, kind) for element in value])
     if isinstance(value, Bulk):
         return _descriptor(_TritonArray(value.base, value.base.dtype), value)
+    if isinstance(value, CallStride):
+        return int(value)
     return _TritonArray(value, kind.removeprefix("*")) if kind.startswith("*") else value
 
 
 def _descriptor(array: Any, value: Bulk) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    base, block = value
+    base, block, _ = value
     strides = [stride(base, dim) for dim in (0, 1)]
     return TensorDescriptor(array, list(base.shape), strides, list(block))
 
@@ -302,7 +310,7 @@ def _as_interpreted(value: Any) -> Any:
         return tuple([_as_interpreted(element) for element in value])
     if isinstance(value, Bulk):
         return _descriptor(value.base, value)
-    return getattr(value, "array", value)
+    return int(value) if isinstance(value, CallStride) else getattr(value, "array", value)
 
 
 def _interpret(launch: Launch) -> None:

@@ -25,9 +25,10 @@ import triton.language as tl
 from triton.language.extra.cuda import num_threads
 
 from ficco.kernels.one_kernel_handshake import tell
-from ficco.kernels.signal_sets import await_words, raise_words
+from ficco.kernels.signal_ptx import expired, met, of_first, of_rank
+from ficco.kernels.signals import await_words, now_ns, raise_words
 from ficco.plan import Signal, signal_place
-from ficco.tables import VACANT
+from ficco.plan.tables import VACANT
 
 __all__ = [
     "call_number",
@@ -46,70 +47,50 @@ _VACANT_16 = tl.constexpr((VACANT & 0xFFFF) - (1 << 16))
 _VACANT_32 = tl.constexpr(VACANT - (1 << 32))
 _MINUS_0 = tl.constexpr(-(1 << 31))
 _ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
-_NOW_ASM = tl.constexpr("mov.u64 $0, %globaltimer;")
 
 # $0 = 1 if no thread misses data, 2 if some thread gives up, else 0; $1 = whether this thread
 # misses data; $2 = the stop word; $3 = begin of the wait; $4 = timeout, both in ns. All threads
 # continue together, because one thread must not store vacant values that another still waits for.
-_ALL_CAME = """{
+_ALL_CAME_ASM = tl.constexpr(f"""{{
     .reg .pred missing, gave_up;
     .reg .b32 stopped;
     .reg .b64 now;
     setp.ne.u32 missing, $1, 0;
-    barrier.red.or.pred missing, 0, missing;
+    {met("missing")}
     mov.u32 $0, 1;
     @!missing bra together;
-    ld.relaxed.sys.global.u32 stopped, [$2];
-    mov.u64 now, %globaltimer;
-    sub.u64 now, now, $3;
-    setp.gt.u64 gave_up, now, $4;
-    setp.ne.or.u32 gave_up, stopped, 0, gave_up;
-    barrier.red.or.pred gave_up, 0, gave_up;
+    {expired(("$2",), "$3", "$4")}
+    {met("gave_up")}
     selp.u32 $0, 2, 0, gave_up;
 together:
-}"""
-_ALL_CAME_ASM = tl.constexpr(_ALL_CAME)
+}}""")
 
 # $0 = number of earlier draws, in the first thread; $1 = the count; $2 = the call's number. The
 # barrier uses the number, so that all threads have read it.
-_DRAW = """{
-    .reg .pred first;
-    .reg .b32 thread;
-    setp.eq.u32 first, $2, 0;
-    barrier.red.or.pred first, 0, first;
-    selp.u32 $0, 0, 1, first;
-    mov.u32 thread, %tid.x;
-    setp.eq.u32 first, thread, 0;
-    @first atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
-}"""
-_DRAW_ASM = tl.constexpr(_DRAW)
+_DRAW_ASM = tl.constexpr(f"""{{
+    .reg .pred started;
+    setp.eq.u32 started, $2, 0;
+    {met("started")}
+    selp.u32 $0, 0, 1, started;
+    {of_first()}
+    @mine atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
+}}""")
 
 # $0 = value of a rank's word, in the thread of that rank; in other threads $3, the expected value.
 # $1 = address of the words; $2 = set of ranks.
-_LOOK = """{
-    .reg .pred mine;
-    .reg .b32 thread;
-    .reg .b64 at, set;
-    mov.u32 thread, %tid.x;
-    shr.u64 set, $2, thread;
-    and.b64 set, set, 1;
-    setp.ne.u64 mine, set, 0;
-    setp.lt.and.u32 mine, thread, 64, mine;
-    mul.wide.u32 at, thread, 4;
-    add.u64 at, at, $1;
+_LOOK_ASM = tl.constexpr(f"""{{
+    {of_rank("$2", "$1", "4")}
     mov.u32 $0, $3;
     @mine ld.relaxed.sys.global.u32 $0, [at];
-}"""
-_LOOK_ASM = tl.constexpr(_LOOK)
+}}""")
 
 # $0 = 1 if all threads saw the expected value, else 0; $1 = this thread's value; $2 = expected.
-_SAW_ALL = """{
+_SAW_ALL_ASM = tl.constexpr(f"""{{
     .reg .pred other;
     setp.ne.u32 other, $1, $2;
-    barrier.red.or.pred other, 0, other;
+    {met("other")}
     selp.u32 $0, 0, 1, other;
-}"""
-_SAW_ALL_ASM = tl.constexpr(_SAW_ALL)
+}}""")
 
 
 @triton.jit
@@ -125,8 +106,8 @@ def enter(
     peers,
     digest,
     number,
-    WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Notify every peer that this rank has entered its call of this number.
 
@@ -136,7 +117,7 @@ def enter(
 
 
 @triton.jit
-def look(words, peers, digest, number, ON_GPU: tl.constexpr):  # noqa: N803
+def look(words, peers, digest, number, ON_GPU: tl.constexpr):
     """Return the current value of a peer's word in each thread, for `meet_all`."""
     if ON_GPU:
         return tl.inline_asm_elementwise(
@@ -158,8 +139,8 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
     digest,
     number,
     patience_ns,
-    WORLD: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Wait until every peer has entered the same call; return 1, or give up and return 2.
 
@@ -187,7 +168,7 @@ def meet_all(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
-def draw(counts, number, ON_GPU: tl.constexpr):  # noqa: N803
+def draw(counts, number, ON_GPU: tl.constexpr):
     """Record that a program has read the call's number; return how many had before."""
     if ON_GPU:
         return tl.inline_asm_elementwise(
@@ -242,16 +223,7 @@ def sendable(values):
 
 
 @triton.jit
-def _now_ns(ON_GPU: tl.constexpr):  # noqa: N803
-    """Return the time; 0 in the interpreter, which has no clock."""
-    if ON_GPU:
-        return tl.inline_asm_elementwise(_NOW_ASM, "=l", [], tl.int64, is_pure=False, pack=1)
-    else:
-        return tl.full((), 0, tl.int64)
-
-
-@triton.jit
-def _all_came(missing, stop, begin_ns, patience_ns, ON_GPU: tl.constexpr):  # noqa: N803
+def _all_came(missing, stop, begin_ns, patience_ns, ON_GPU: tl.constexpr):
     """Return 1 if no thread misses data, 2 if some thread gives up, else 0; same in all threads."""
     if ON_GPU:
         return tl.inline_asm_elementwise(
@@ -271,9 +243,9 @@ def take(  # noqa: PLR0913
     patience_ns,
     own,
     mine,
-    COUNT: tl.constexpr,  # noqa: N803
-    HAS_OWN: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    COUNT: tl.constexpr,
+    HAS_OWN: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Wait for blocks of a mailbox, make them vacant, and return their float32 sum, and -1.
 
@@ -304,7 +276,7 @@ def take(  # noqa: PLR0913
     else:
         boxes = at.to(tl.pointer_type(tl.int16))
         vacant = tl.full((), _VACANT_16, tl.int16)
-    begin = _now_ns(ON_GPU)
+    begin = now_ns(ON_GPU)
     # The loop carries only values that are used after it: Triton's compiler fails otherwise.
     state = tl.full((), 0, tl.int32)
     missing = tl.full((), 0, tl.int32)  # 1 + the number of a block that has not arrived

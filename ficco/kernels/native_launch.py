@@ -21,22 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ficco.errors import EngineError, InputError
+from ficco.core.errors import EngineError, InputError
 from ficco.kernels.arrays import Bulk, address
 from ficco.kernels.variants import Passed, flattened
-
-__all__ = [
-    "Box",
-    "Code",
-    "Copy",
-    "LaunchSpec",
-    "Pitch",
-    "Place",
-    "Signal",
-    "Slot",
-    "described",
-    "parameter_rows",
-]
 
 _FIELDS = 16
 _CONSTANT, _ADDRESS, _WORD, _PITCH, _TENSOR, _COPY = range(6)

@@ -4,12 +4,8 @@ It is for products of few rows, where the start of a copy engine and the signal 
 longer than the data. Ranks synchronize within the launch, so nothing else is enqueued. For more
 rows, a library computes the product in y before the launch (`OneKernelTable.made`).
 
-    prepared = prepare(table, places, device)       # once per plan and mailbox
-    warm(prepared, operands, control)               # before any stream waits or is captured
-    all_reduce(prepared, operands, control)         # every call
-
-If data do not arrive, dependent results become NaN, a status word reports it, and the launch ends.
-Launches on one mailbox must not overlap.
+Products are rounded to the dtype, and their sums are float32 in the order of ranks. The bias is
+added to the sums if they are passed on, else to the products of the rank that owns the bias.
 """
 
 from __future__ import annotations
@@ -17,36 +13,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ficco.dtypes import ELEMENT_BYTES
-from ficco.kernels import loading
-from ficco.kernels.arrays import Arrays, address, can_chain, item_bytes, library_of, stride, turned
+from ficco.core.dtypes import ELEMENT_BYTES
+from ficco.kernels.arrays import (
+    Arrays,
+    address,
+    call_stride,
+    can_chain,
+    item_bytes,
+    stride,
+    turned,
+    weight_strides,
+)
 from ficco.kernels.declarations import ALL_REDUCE
 from ficco.kernels.one_kernel import (
     ALIGN,
-    Control,
-    Places,
+    Prepared,
+    assuming,
     check_bias,
     check_operand,
     check_rows,
+    peers_of,
     power,
     ranks_as_bits,
-    signed,
+    record_of,
 )
-from ficco.kernels.variants import Launch
-from ficco.tables import COUNTS, THREADS, OneKernelTable
-
-__all__ = [
-    "Control",
-    "Launch",
-    "OneKernel",
-    "OneKernelTile",
-    "Operands",
-    "Places",
-    "all_reduce",
-    "launch_of",
-    "prepare",
-    "warm",
-]
+from ficco.kernels.records import Operands, Places
+from ficco.plan.tables import COUNTS, THREADS, OneKernelTable
 
 _SHARED = 140_000  # bytes that a program may use of a multiprocessor's 227 KiB
 _WIDEST_SUM = 2048  # elements that a program sums at a time
@@ -69,49 +61,6 @@ class OneKernelTile(NamedTuple):
     deep: int
     warps: int
     stages: int
-
-
-class OneKernel(NamedTuple):
-    """A table prepared for launches, returned by `prepare`. It must outlive their graphs.
-
-    Attributes:
-        table: the table.
-        tile: the tile of the multiplication.
-        chunks, places: the kernel's tables, on the device.
-        counts: words of the mailbox; see `ficco.kernels.mailbox`.
-        copy_places: entries of one copy of the mailbox in `places`.
-        programs: programs of a launch; an idle device runs all of them at the same time.
-        aligned: whether rows and chunks begin and end at multiples of 16 bytes.
-        chained: whether a launch may begin before the previous one has ended.
-        arrays: the array library for the device.
-    """
-
-    table: OneKernelTable
-    tile: OneKernelTile
-    chunks: Any
-    places: Any
-    counts: Any
-    copy_places: int
-    programs: int
-    aligned: bool
-    chained: bool
-    arrays: Arrays
-
-
-class Operands(NamedTuple):
-    """The operands of a call.
-
-    Attributes:
-        x: [m, k], unit stride along rows.
-        w: [k, n], any strides.
-        bias: [1, n] with adjacent elements, or None.
-        y: [m, n], unit stride along rows; it holds x.w if a library computes that before.
-    """
-
-    x: Any
-    w: Any
-    bias: Any
-    y: Any
 
 
 def choose_tile(m: int, width: int, k: int, item: int) -> OneKernelTile:
@@ -143,40 +92,54 @@ def _moving_tile(m: int, width: int) -> OneKernelTile:
 def prepare(
     table: OneKernelTable,
     places: Places,
-    device: Any,
+    arrays: Arrays,
     tile: OneKernelTile | None = None,
-) -> OneKernel:
-    """Prepare a table for launches; it copies to the device, so no stream may wait meanwhile.
+) -> Prepared:
+    """Prepare a table for launches on a mailbox.
 
-    Args:
-        table: table of this rank's plan.
-        places: the mailbox that calls use.
-        device: an array library (`Arrays`), or a torch.device.
-        tile: tile of the multiplication; by default `choose_tile` chooses it.
+    tile: tile of the multiplication; by default `choose_tile` chooses it.
     """
     item = ELEMENT_BYTES[table.dtype]
-    arrays = library_of(device)
     processors = arrays.processors or 1  # the interpreter runs one program after another
     width = max((chunk.end - chunk.begin for chunk in table.chunks), default=1)
     chosen = (
         _moving_tile(table.m, width) if table.made
         else choose_tile(table.m, width, table.k, item)
     )  # fmt: skip
-    edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
+    tile = tile or chosen
     copies = zip(places.words, places.data, strict=True)
     numbers = [_numbers(table, words, data, item) for words, data in copies]
-    return OneKernel(
-        table=table,
-        tile=tile or chosen,
-        chunks=arrays.place(table.chunks, "int32"),
-        places=arrays.place(numbers, "int64"),
-        counts=places.counts,
-        copy_places=len(numbers[0]),
-        programs=min(len(table.chunks) + 1, processors),
-        aligned=all(edge * item % ALIGN == 0 for edge in edges),
+    tallest = table.m if table.twice else table.own_rows
+    widest = _WIDEST_MOVE if table.made else _WIDEST_SUM
+    sum_cols = min(power(width), 128)
+    sum_rows = min(power(tallest), widest // sum_cols)
+    fixed = {
+        "chunks": arrays.place(table.chunks, "int32"),
+        "places": arrays.place(numbers, "int64"),
+        "counts": places.counts,
+        "plan": (
+            len(numbers[0]), len(table.chunks), table.m, table.own_row, table.own_rows,
+            table.bias_row, table.bias_rows, table.slot_rows,
+        ),
+        "n": table.n,
+        "k": table.k,
+        "sets": (peers_of(table), ranks_as_bits(table.owners)),
+        "TWICE": table.twice,
+        "ROWS": tile.rows,
+        "COLS": tile.cols,
+        "DEEP": tile.deep,
+        "STAGES": tile.stages,
+        # See `ficco.kernels.mailbox.take`.
+        "SUM_ROWS": max(sum_rows, THREADS * tile.warps // sum_cols),
+        "SUM_COLS": sum_cols,
+        "MADE": table.made,
+    }  # fmt: skip
+    programs = min(len(table.chunks) + 1, processors)
+    return Prepared(
+        ALL_REDUCE, table, _arguments, fixed, programs, tile.warps, arrays, {"bias": table.dtype},
         chained=not table.made and can_chain(arrays),  # no gain after a library's GEMM
-        arrays=arrays,
-    )
+        finish=assuming("y", "y_stride"),
+    )  # fmt: skip
 
 
 def _numbers(
@@ -192,117 +155,42 @@ def _numbers(
     ]
 
 
-def all_reduce(prepared: OneKernel, operands: Operands, control: Control) -> None:
-    """Enqueue one call on the current stream: one launch.
+def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
+    """Return the arguments that depend on the operands: x, y, and a weight and bias by name.
 
-    Products are rounded to the dtype, and their sums are float32 in the order of ranks. The bias is
-    added to the sums if they are passed on, else to the products of the rank that owns the bias.
-
-    Args:
-        prepared: the prepared table.
-        operands: the operands of this call.
-        control: digest, stop and status words, timeout.
-
-    Raises:
-        InputError: the operands do not fit the table.
+    x [m, k] and y [m, n] have unit stride along rows, the weight any strides, and the bias [1, n]
+    adjacent elements. y holds x.w if a library computes that before.
     """
-    loading.enqueue(launch_of(prepared, operands, control))
-
-
-def launch_of(prepared: OneKernel, operands: Operands, control: Control) -> Launch:
-    """Return the launch of `all_reduce`. The device selects the copy of the mailbox.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    arguments = _arguments(prepared, operands, control)
-    return Launch(
-        ALL_REDUCE, arguments, (prepared.programs,), prepared.tile.warps, chained=prepared.chained,
-        dtypes={"bias": prepared.table.dtype}, odd=arguments["EDGE"] == 1, arrays=prepared.arrays,
-    )  # fmt: skip
-
-
-def warm(prepared: OneKernel, operands: Operands, control: Control) -> None:
-    """Compile and load the kernel of `all_reduce` for such operands; compute and send nothing.
-
-    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    launch = launch_of(prepared, operands, control)
-    # Not the mailbox's own counts, which a call may be using.
-    counts = prepared.arrays.place([0] * COUNTS, "int32")
-    nothing = {"items": 0, "own_rows": 0, "peers": 0, "targets": 0, "owners": 0}
-    loading.warm(launch._replace(grid=(1,)), {"counts": counts} | nothing)
-
-
-def _arguments(prepared: OneKernel, operands: Operands, control: Control) -> dict[str, Any]:
-    """Return the kernel's arguments by name."""
-    _check(prepared.table, operands)
-    table, tile = prepared.table, prepared.tile
-    x, w, bias, y = operands
-    peers = [rank for rank in range(table.world) if rank != table.rank]
-    item, way = item_bytes(y), turned(w)
-    aligned = prepared.aligned and address(y) % ALIGN == 0 == stride(y, 0) * item % ALIGN
-    tallest = table.m if table.twice else table.own_rows
-    widest = _WIDEST_MOVE if prepared.table.made else _WIDEST_SUM
-    sum_cols = min(power(max((c.end - c.begin for c in table.chunks), default=1)), 128)
-    sum_rows = min(power(tallest), widest // sum_cols)
-    sum_rows = max(sum_rows, THREADS * tile.warps // sum_cols)  # see `ficco.kernels.mailbox.take`
-    return {
-        "x": x,
-        "w": w,
-        "bias": y if bias is None else bias,
-        "y": y,
-        "chunks": prepared.chunks,
-        "places": prepared.places,
-        "counts": prepared.counts,
-        "stop": control.stop,
-        "status": control.status,
-        "digest": signed(control.digest),
-        "copy_places": prepared.copy_places,
-        "items": len(table.chunks),
-        "m": table.m,
-        "n": table.n,
-        "k": table.k,
-        "rank": table.rank,
-        "own_row": table.own_row,
-        "own_rows": table.own_rows,
-        "bias_row": table.bias_row,
-        "bias_rows": table.bias_rows,
-        "slot_rows": table.slot_rows,
-        "peers": ranks_as_bits(peers),
-        "targets": ranks_as_bits(table.targets),
-        "owners": ranks_as_bits(table.owners),
-        "x_stride": stride(x, 0),
-        "w_deep_stride": 0 if way == 1 else stride(w, 0),
-        "w_col_stride": 0 if way == 0 else stride(w, 1),
-        "has_bias": int(bias is not None),
-        "y_stride": stride(y, 0),
-        "timeout_ns": control.timeout_ns,
-        "WORLD": table.world,
-        "TWICE": table.twice,
-        "ROWS": tile.rows,
-        "COLS": tile.cols,
-        "DEEP": tile.deep,
-        "STAGES": tile.stages,
-        "SUM_ROWS": sum_rows,
-        "SUM_COLS": sum_cols,
-        "TURNED": way,
-        "EDGE": ALIGN // item if aligned else 1,
-        "BYTES": ALIGN if aligned else item,
-        "MADE": prepared.table.made,
-        "CHAINED": prepared.chained,
-        "ON_GPU": prepared.arrays.on_gpu,
-    }
-
-
-def _check(table: OneKernelTable, operands: Operands) -> None:
-    x, w, bias, y = operands
+    table: OneKernelTable = prepared.table
+    (names,) = table.outputs
+    x, w, bias, y = (operands.get(name) for name in ("x", names.w, names.bias, names.y))
     check_bias(bias, table.bias, table.n, table.dtype)
     check_operand("x", x, (table.m, table.k), table.dtype)
     check_operand("w", w, (table.k, table.n), table.dtype)
     check_operand("y", y, (table.m, table.n), table.dtype)
     check_rows("x", x)
     check_rows("y", y)
+    item = item_bytes(y)
+    edges = [table.n, *(chunk.begin for chunk in table.chunks), *(c.end for c in table.chunks)]
+    edges += [stride(y, 0)]
+    aligned = all(edge * item % ALIGN == 0 for edge in edges) and address(y) % ALIGN == 0
+    deep_stride, col_stride = weight_strides(w)
+    return {
+        "x": x,
+        "w": w,
+        "bias": y if bias is None else bias,
+        "y": y,
+        "x_stride": call_stride(x),
+        "w_deep_stride": deep_stride,
+        "w_col_stride": col_stride,
+        "has_bias": int(bias is not None),
+        "y_stride": call_stride(y),
+        "TURNED": turned(w),
+        "EDGE": ALIGN // item if aligned else 1,
+        "BYTES": ALIGN if aligned else item,
+    }
+
+
+RECORD = record_of(
+    ALL_REDUCE, prepare, {"plan": (0,) * 8, "sets": (0, 0)}, {"counts": COUNTS}, mailbox=True
+)  # fmt: skip

@@ -46,6 +46,7 @@ from ficco.kernels.mailbox import (
     take,
 )
 from ficco.kernels.one_kernel_product import product
+from ficco.kernels.tuple_arguments import unpacked
 from ficco.plan import SIGNALS
 
 __all__ = ["one_kernel_all_reduce_gemm"]
@@ -58,7 +59,7 @@ _FIELDS = tl.constexpr(4)
 
 
 @triton.jit
-def _rows_at(addresses, row, inside, bits, BYTES: tl.constexpr):  # noqa: N803
+def _rows_at(addresses, row, inside, bits, BYTES: tl.constexpr):
     """Return pointers to rows, from a table of their addresses."""
     at = tl.load(addresses + row, mask=inside, other=0).to(tl.pointer_type(bits.dtype))
     return tl.multiple_of(at, BYTES)[:, None]
@@ -76,40 +77,31 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     stop,
     status,
     digest: tl.int32,
-    copy_places: tl.int32,
-    items: tl.int32,
-    m: tl.int32,
     n: tl.int32,
     k: tl.int32,
     rank: tl.int32,
-    own_row: tl.int32,
-    own_rows: tl.int32,
-    bias_row: tl.int32,
-    bias_rows: tl.int32,
-    slot_rows: tl.int32,
-    peers: tl.int64,
-    targets: tl.int64,
-    owners: tl.int64,
+    plan,
+    sets,
     x_stride: tl.int64,
     w_deep_stride: tl.int64,
     w_col_stride: tl.int64,
     has_bias: tl.int32,
     y_stride: tl.int64,
     timeout_ns: tl.int64,
-    WORLD: tl.constexpr,  # noqa: N803
-    TWICE: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
-    SUM_ROWS: tl.constexpr,  # noqa: N803
-    SUM_COLS: tl.constexpr,  # noqa: N803
-    TURNED: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    MADE: tl.constexpr,  # noqa: N803
-    CHAINED: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    TWICE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    SUM_ROWS: tl.constexpr,
+    SUM_COLS: tl.constexpr,
+    TURNED: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    MADE: tl.constexpr,
+    CHAINED: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store the sum over ranks of x.w (+ bias) in y.
 
@@ -119,11 +111,12 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     products: if TWICE at its owner, else at every rank, the own one last.
     counts: int32 [3], of the mailbox; see `ficco.kernels.mailbox`.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
-    own_row, own_rows: rows that this rank sums. slot_rows: rows of one source.
     bias: one row of adjacent elements; it is not read if has_bias is 0.
-    bias_row, bias_rows: rows whose products get the bias; if TWICE, the sums get it instead.
+    plan: items: number of chunks; m: rows. own_row, own_rows: rows that this rank sums. bias_row,
+    bias_rows: rows whose products get the bias; if TWICE, the sums get it instead. slot_rows: rows
+    of one source.
     TURNED: which elements of w are adjacent, see `one_kernel_product`.
-    peers: set of all other ranks; targets: those that get products; owners: those that pass sums.
+    sets: all other ranks, and those that pass sums.
     timeout_ns: time limit of a program's wait.
     MADE: whether y already holds the product of x and w, so that nothing is multiplied.
     CHAINED: whether the launch may begin before the previous one has ended, and then waits for that
@@ -134,6 +127,10 @@ def one_kernel_all_reduce_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     """
     if CHAINED:  # before anything is read or written
         gdc_wait()
+    copy_places, items, m, own_row, own_rows, bias_row, bias_rows, slot_rows = unpacked(
+        plan, tl.int32
+    )
+    peers, owners = unpacked(sets, tl.int64)
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     workers = tl.maximum(programs - 1, 1)

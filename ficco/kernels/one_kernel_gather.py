@@ -1,42 +1,41 @@
 """One launch that stores shards into peers' windows, and multiplies all shards.
 
 It is for few rows, where the start of a copy engine and the signal of a stream take longer than the
-data, and every weight should be read once. It is used like `one_kernel_all_reduce`:
-
-    prepared = prepare(table, places, device)       # once per plan and window
-    warm(prepared, operands, control)               # before any stream waits or is captured
-    gather(prepared, operands, control, copy)       # every call
-
-Launches of one `Gather` must not overlap.
+data, and every weight should be read once. Sums are float32, over all of k or over parts of k that
+are added in their order. A bias is added last, and the result is rounded once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ficco.dtypes import ELEMENT_BYTES
-from ficco.errors import InputError
-from ficco.kernels import loading
-from ficco.kernels.arrays import Arrays, address, item_bytes, library_of, stride, turned
+from ficco.core.dtypes import ELEMENT_BYTES
+from ficco.core.errors import InputError
+from ficco.kernels.arrays import (
+    Arrays,
+    address,
+    call_stride,
+    item_bytes,
+    turned,
+    weight_strides,
+)
 from ficco.kernels.declarations import GATHER
 from ficco.kernels.one_kernel import (
     ALIGN,
-    Control,
-    Places,
+    Prepared,
+    assuming,
     check_bias,
     check_operand,
     check_rows,
+    peers_of,
     power,
     ranks_as_bits,
-    signed,
+    record_of,
 )
 from ficco.kernels.one_kernel_all_reduce import OneKernelTile, choose_tile
-from ficco.kernels.variants import Launch
-from ficco.lowering.one_kernel_gather import MOST_OUTPUTS
-from ficco.tables import GATES, GatherTable
-
-__all__ = ["Gather", "Matrices", "Operands", "choose", "gather", "launch_of", "prepare", "warm"]
+from ficco.kernels.records import Operands, Places
+from ficco.plan.tables import GATES, GatherTable
 
 _WIDEST_STORE = 4096  # elements that a program stores at a time
 _MOST_STORING = 32  # programs that store at peers, which must find room beside other kernels
@@ -44,61 +43,6 @@ _MOST_STORING = 32  # programs that store at peers, which must find room beside 
 # Constants of the model in `choose`: bytes per nanosecond into one multiprocessor, from L2 and from
 # memory into all of them; microseconds for the start of a tile and for the sum of parts.
 _NEAR, _OUT_OF_L2, _OUT_OF_MEMORY, _BEGIN_US, _ADD_US = 70.0, 5500.0, 4200.0, 1.0, 2.0
-
-
-class Gather(NamedTuple):
-    """A table prepared for launches, returned by `prepare`. It must outlive their graphs.
-
-    Attributes:
-        table: the table.
-        tile: the tile of the multiplication.
-        splits: number of split-k parts of a tile.
-        places, gates: the kernel's tables, on the device; gates are zeros between launches.
-        parts: scratch for parts of tiles.
-        copy_places: entries of one window copy in `places`.
-        programs: programs of a launch; an idle device runs all of them at the same time.
-        storing: number of programs, the first ones, that store at peers.
-        arrays: the array library for the device.
-    """
-
-    table: GatherTable
-    tile: OneKernelTile
-    splits: int
-    places: Any
-    gates: Any
-    parts: Any
-    copy_places: int
-    programs: int
-    storing: int
-    arrays: Arrays
-
-
-class Matrices(NamedTuple):
-    """The matrices of one output.
-
-    Attributes:
-        w: [k, n], any strides.
-        bias: [1, n] with adjacent elements, or None.
-        y: [m, n], unit stride along rows.
-    """
-
-    w: Any
-    bias: Any
-    y: Any
-
-
-class Operands(NamedTuple):
-    """The operands of a call.
-
-    Attributes:
-        x: the own shard [own rows, k], unit stride along rows.
-        outputs: matrices of the table's products, in their order.
-        kept: target of the gathered x, [m, k], unit stride along rows; None without one.
-    """
-
-    x: Any
-    outputs: Sequence[Matrices]
-    kept: Any = None
 
 
 def choose(
@@ -139,18 +83,13 @@ def choose(
 def prepare(
     table: GatherTable,
     places: Places,
-    device: Any,
+    arrays: Arrays,
     how: tuple[OneKernelTile, int] | None = None,
-) -> Gather:
-    """Prepare a table for launches; it copies to the device, so no stream may wait meanwhile.
+) -> Prepared:
+    """Prepare a table for launches on a window.
 
-    Args:
-        table: table of this rank's plan.
-        places: the window that calls use.
-        device: an array library (`Arrays`), or a torch.device.
-        how: tile and number of parts; by default `choose` chooses them.
+    how: tile and number of split-k parts of a tile; by default `choose` chooses them.
     """
-    arrays = library_of(device)
     processors = arrays.processors or 1  # the interpreter runs one program after another
     columns = [output.n for output in table.outputs]
     workers = max(processors - 1, 1)
@@ -162,110 +101,20 @@ def prepare(
         [*words, *(base + table.gathered for base in data)]
         for words, data in zip(*places[:2], strict=True)
     ]
-    storing = max(1, min(stored, _MOST_STORING, processors))
-    return Gather(
-        table=table,
-        tile=tile,
-        splits=splits,
-        places=arrays.place(numbers, "int64"),
-        gates=arrays.place([0] * (GATES + tiles), "int32"),
-        parts=arrays.empty(room, "float32"),
-        copy_places=len(numbers[0]),
-        programs=min(max(tiles * splits, storing - 1) + 1, processors),
-        storing=storing,
-        arrays=arrays,
-    )
-
-
-def gather(prepared: Gather, operands: Operands, control: Control, copy: int) -> None:
-    """Enqueue one call on the current stream: one launch.
-
-    Sums are float32, over all of k or over parts of k that are added in their order. A bias is
-    added last, and the result is rounded once.
-
-    Args:
-        prepared: the prepared table.
-        operands: the operands of this call.
-        control: digest, stop and status words, timeout.
-        copy: the window copy, 0 or 1; all ranks use the same.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    loading.enqueue(launch_of(prepared, operands, control, copy))
-
-
-def launch_of(prepared: Gather, operands: Operands, control: Control, copy: int = 0) -> Launch:
-    """Return the launch of `gather`.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    arguments = _arguments(prepared, operands, control, copy)
-    dtypes = {f"bias{i}": prepared.table.dtype for i in range(MOST_OUTPUTS)}
-    return Launch(
-        GATHER, arguments, (prepared.programs,), prepared.tile.warps, dtypes=dtypes,
-        odd=arguments["EDGE"] == 1, arrays=prepared.arrays,
-    )  # fmt: skip
-
-
-def warm(prepared: Gather, operands: Operands, control: Control) -> None:
-    """Compile and load the kernel of `gather` for such operands; compute and send nothing.
-
-    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    launch = launch_of(prepared, operands, control)
-    gates = prepared.arrays.place([0] * GATES, "int32")  # a call may be using the table's gates
-    nothing = {"m": 0, "stored": 0, "slices": 1, "own_rows": 0, "peers": 0, "sources": 0}
-    loading.warm(launch._replace(grid=(1,)), {"gates": gates} | nothing)
-
-
-def _arguments(prepared: Gather, operands: Operands, control: Control, copy: int) -> dict[str, Any]:
-    """Return the kernel's arguments by name."""
-    table, tile = prepared.table, prepared.tile
-    _check(table, operands)
-    x, outputs, kept = operands
-    item = item_bytes(x)
-    # A described launch tests the divisibility of strides in elements; see `native_launch`.
-    x_stride = stride(x, 0) if table.own_rows else 0
-    aligned = address(x) % ALIGN == x_stride % ALIGN == table.k * item % ALIGN == 0
-    ways = [turned(output.w) for output in outputs]
+    storing = max(1, min(stored, _MOST_STORING, processors))  # the first programs store at peers
     wide = min(power(table.width or table.k), 512)  # a rank without rows may keep others' rows
-    arguments: dict[str, Any] = {
-        "x": x,
-        "kept": x if kept is None else kept,
-        "places": prepared.places,
-        "gates": prepared.gates,
-        "parts": prepared.parts,
-        "stop": control.stop,
-        "status": control.status,
-        "digest": signed(control.digest),
-        "copy": copy,
-        "copy_places": prepared.copy_places,
-        "slices": table.slices,
-        "stored": table.slices if table.own_rows else 0,
-        "width": table.width,
-        "m": table.m,
+    biases = sum(bool(output.bias) << i for i, output in enumerate(table.outputs))
+    fixed = {
+        "places": arrays.place(numbers, "int64"),
+        "gates": arrays.place([0] * (GATES + tiles), "int32"),
+        "parts": arrays.empty(room, "float32"),
+        "plan": (
+            len(numbers[0]), table.slices, stored, table.width, table.m, table.own_row,
+            table.own_rows, splits, storing, biases, int(bool(table.kept)),
+        ),
         "k": table.k,
-        "rank": table.rank,
-        "own_row": table.own_row,
-        "own_rows": table.own_rows,
-        "peers": ranks_as_bits([rank for rank in range(table.world) if rank != table.rank]),
-        "sources": ranks_as_bits(table.sources),
-        "splits": prepared.splits,
-        "storing": prepared.storing,
-        "biases": sum((output.bias is not None) << i for i, output in enumerate(outputs)),
-        "keeps": int(kept is not None),
-        "x_stride": x_stride,
-        "kept_stride": 0 if kept is None else stride(kept, 0),
-        "timeout_ns": control.timeout_ns,
-        "WORLD": table.world,
-        "OUTPUTS": len(outputs),
-        "TURNED": sum(way << 2 * i for i, way in enumerate(ways)),
-        "SPLIT": prepared.splits > 1,
+        "sets": (peers_of(table), ranks_as_bits(table.sources)),
+        "SPLIT": splits > 1,
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "DEEP": tile.deep,
@@ -273,26 +122,50 @@ def _arguments(prepared: Gather, operands: Operands, control: Control, copy: int
         # One row, or the most rows at a time: only two kernels for all numbers of rows.
         "PUSH_ROWS": _WIDEST_STORE // wide if table.own_rows > 1 else 1,
         "PUSH_COLS": wide,
+    }  # fmt: skip
+    programs = min(max(tiles * splits, storing - 1) + 1, processors)
+    dtypes = {"bias": table.dtype}
+    return Prepared(
+        GATHER, table, _arguments, fixed, programs, tile.warps, arrays, dtypes,
+        finish=assuming("x", "x_stride"),
+    )  # fmt: skip
+
+
+def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
+    """Return the arguments that depend on the operands, which have the names of the table.
+
+    x [own rows, k], the gathered x [m, k] if it is kept, and results [m, n] have unit stride along
+    rows, weights [k, n] any strides, and biases [1, n] adjacent elements.
+    """
+    table: GatherTable = prepared.table
+    _check(table, operands)
+    x, kept = operands["x"], operands.get(table.kept)
+    item = item_bytes(x)
+    # A described launch tests the divisibility of strides in elements; see `native_launch`.
+    x_stride = call_stride(x) if table.own_rows else 0
+    aligned = address(x) % ALIGN == x_stride % ALIGN == table.k * item % ALIGN == 0
+    outputs: list[tuple[Any, ...]] = []
+    for names in table.outputs:
+        w, bias, y = (operands.get(name) for name in (names.w, names.bias, names.y))
+        bias = y if bias is None else bias
+        outputs.append((w, bias, y, names.n, *weight_strides(w), call_stride(y)))
+    turns = [turned(w) for w, *_ in outputs]
+    names_of = ("w", "bias", "y", "n", "w_deep_strides", "w_col_strides", "y_strides")
+    tuples = zip(*outputs or [(x, x, x, 0, 0, 0, 0)], strict=True)  # no columns: nothing is read
+    return {
+        "x": x,
+        "kept": x if kept is None else kept,
+        "x_stride": x_stride,
+        "kept_stride": 0 if kept is None else call_stride(kept),
+        **dict(zip(names_of, tuples, strict=True)),
+        "TURNED": sum(turn << 2 * i for i, turn in enumerate(turns)),
         "EDGE": ALIGN // item if aligned else 1,
         "BYTES": ALIGN if aligned else item,
-        "ON_GPU": prepared.arrays.on_gpu,
     }
-    for i in range(MOST_OUTPUTS):
-        w, bias, y = outputs[i] if i < len(outputs) else (None, None, None)
-        arguments |= {
-            f"w{i}": x if w is None else w,
-            f"bias{i}": (x if y is None else y) if bias is None else bias,
-            f"y{i}": x if y is None else y,
-            f"n{i}": 0 if y is None else y.shape[1],
-            f"w{i}_deep_stride": 0 if w is None or ways[i] == 1 else stride(w, 0),
-            f"w{i}_col_stride": 0 if w is None or ways[i] == 0 else stride(w, 1),
-            f"y{i}_stride": 0 if y is None else stride(y, 0),
-        }
-    return arguments
 
 
 def _check(table: GatherTable, operands: Operands) -> None:
-    x, outputs, kept = operands
+    x, kept = operands["x"], operands.get(table.kept)
     if (kept is not None) != bool(table.kept):
         raise InputError(
             f"kept is {'None' if kept is None else 'given'}; the table was made "
@@ -301,13 +174,16 @@ def _check(table: GatherTable, operands: Operands) -> None:
     if kept is not None:
         check_operand(table.kept, kept, (table.m, table.k), table.dtype)
         check_rows(table.kept, kept)
-    if len(outputs) != len(table.outputs):
-        raise InputError(f"{len(outputs)} outputs; the table was made for {len(table.outputs)}")
     check_operand("x", x, (table.own_rows, table.k), table.dtype)
     check_rows("x", x)
-    for matrices, names in zip(outputs, table.outputs, strict=True):
+    for names in table.outputs:
+        y = operands.get(names.y)
         name = names.bias or f"bias of {names.y}"
-        check_bias(matrices.bias, bool(names.bias), names.n, table.dtype, name)
-        check_operand(names.w, matrices.w, (table.k, names.n), table.dtype)
-        check_operand(names.y, matrices.y, (table.m, names.n), table.dtype)
-        check_rows(names.y, matrices.y)
+        check_bias(operands.get(names.bias), bool(names.bias), names.n, table.dtype, name)
+        check_operand(names.w, operands.get(names.w), (table.k, names.n), table.dtype)
+        check_operand(names.y, y, (table.m, names.n), table.dtype)
+        check_rows(names.y, y)
+
+
+_IDLE = {"plan": (0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0), "sets": (0, 0)}
+RECORD = record_of(GATHER, prepare, _IDLE, {"gates": GATES})

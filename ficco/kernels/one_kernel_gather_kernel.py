@@ -33,9 +33,10 @@ from ficco.kernels.one_kernel_handshake import (
     tell,
 )
 from ficco.kernels.one_kernel_product import product
-from ficco.kernels.signal_sets import await_all_words, await_words, raise_words
+from ficco.kernels.signals import await_all_words, await_words, raise_words
+from ficco.kernels.tuple_arguments import unpacked
 from ficco.plan import SIGNALS
-from ficco.tables import GATES
+from ficco.plan.tables import GATES
 
 __all__ = ["one_kernel_gather_gemm"]
 
@@ -55,9 +56,9 @@ def _ask_for(  # noqa: PLR0913 - a kernel's arguments are its interface
     end,
     deep_stride,
     col_stride,
-    COLS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    TURNED: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,
+    TURNED: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Prefetch the first weights of a tile into L2, without a wait."""
     if ON_GPU:
@@ -94,10 +95,10 @@ def _place_of(
     splits,
     m,
     k,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    EDGE: tl.constexpr,
 ):
     """Return the number, first row and column of a unit's tile, its part, and the part's depths."""
     tile = unit // splits
@@ -118,8 +119,8 @@ def _rows_of(  # noqa: PLR0913
     x_stride,
     own_row,
     own_rows,
-    ROWS: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BYTES: tl.constexpr,
 ):
     """Return pointers to rows of x: peers' rows in the window, own rows in the user's matrix."""
     item: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
@@ -158,15 +159,15 @@ def _make(  # noqa: PLR0913 - a kernel's arguments are its interface
     w_col_stride,
     has_bias,
     y_stride,
-    SPLIT: tl.constexpr,  # noqa: N803
-    TURNED: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    SPLIT: tl.constexpr,
+    TURNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Compute a tile of an output, or a part of a tile; the last part also completes the tile."""
     tile, top, left, part, begin, end = _place_of(unit - base, splits, m, k, ROWS, COLS, DEEP, EDGE)
@@ -213,8 +214,8 @@ def _keep_row(  # noqa: PLR0913
     own_rows,
     x_stride,
     kept_stride,
-    WIDE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
+    WIDE: tl.constexpr,
+    BYTES: tl.constexpr,
 ):
     """Copy a row of x to the kept output."""
     row = tl.full((), row, tl.int32)  # the interpreter's loops count in plain numbers
@@ -231,18 +232,9 @@ def _keep_row(  # noqa: PLR0913
 @triton.jit(do_not_specialize=GATHER.unknown)
 def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     x,
-    w0,
-    w1,
-    w2,
-    w3,
-    bias0,
-    bias1,
-    bias2,
-    bias3,
-    y0,
-    y1,
-    y2,
-    y3,
+    w,
+    bias,
+    y,
     kept,
     places,
     gates,
@@ -251,73 +243,52 @@ def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     status,
     digest: tl.int32,
     copy: tl.int32,
-    copy_places: tl.int32,
-    slices: tl.int32,
-    stored: tl.int32,
-    width: tl.int32,
-    m: tl.int32,
+    plan,
     k: tl.int32,
     rank: tl.int32,
-    own_row: tl.int32,
-    own_rows: tl.int32,
-    peers: tl.int64,
-    sources: tl.int64,
-    splits: tl.int32,
-    storing: tl.int32,
-    biases: tl.int32,
-    keeps: tl.int32,
-    n0: tl.int32,
-    n1: tl.int32,
-    n2: tl.int32,
-    n3: tl.int32,
+    sets,
+    n,
     x_stride: tl.int64,
     kept_stride: tl.int64,
-    w0_deep_stride: tl.int64,
-    w1_deep_stride: tl.int64,
-    w2_deep_stride: tl.int64,
-    w3_deep_stride: tl.int64,
-    w0_col_stride: tl.int64,
-    w1_col_stride: tl.int64,
-    w2_col_stride: tl.int64,
-    w3_col_stride: tl.int64,
-    y0_stride: tl.int64,
-    y1_stride: tl.int64,
-    y2_stride: tl.int64,
-    y3_stride: tl.int64,
+    w_deep_strides,
+    w_col_strides,
+    y_strides,
     timeout_ns: tl.int64,
-    WORLD: tl.constexpr,  # noqa: N803
-    OUTPUTS: tl.constexpr,  # noqa: N803
-    TURNED: tl.constexpr,  # noqa: N803
-    SPLIT: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
-    PUSH_ROWS: tl.constexpr,  # noqa: N803
-    PUSH_COLS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    TURNED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    PUSH_ROWS: tl.constexpr,
+    PUSH_COLS: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store in every y the product of all ranks' x and a w (+ bias), and x in kept, if keeps.
 
-    w0 to w3, bias0 to bias3, y0 to y3, and their columns n and strides: of the outputs; those from
-    number OUTPUTS on are not read. biases: outputs with a bias, as bits. TURNED: which elements of
-    each w are adjacent (see `one_kernel_product`), two bits per output.
-    keeps: 0 if kept is not written.
+    w, bias, y, their columns n and strides: tuples, an element for each output. TURNED: which
+    elements of each w are adjacent (see `one_kernel_product`), two bits per output.
     places: int64 [2, copy_places], addresses of both copies of the window: each rank's words, and
     each rank's window of all ranks' x.
     gates: int32, of the handshake, and a count per tile; all 0 before and after.
     parts: float32 [units, ROWS, COLS], for parts of tiles, if SPLIT.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
-    copy: of the window. slices: number of slices of a shard with rows, `width` columns each;
-    stored: the same of the own shard, 0 without rows. own_row, own_rows: rows of the own shard
-    among all m rows.
-    peers: set of all other ranks; sources: set of those whose shards have rows.
-    splits: parts of a tile. storing: programs that store at peers.
+    copy: of the window.
+    plan: slices: number of slices of a shard with rows, `width` columns each; stored: the same of
+    the own shard, 0 without rows. own_row, own_rows: rows of the own shard among all m rows.
+    splits: parts of a tile. storing: programs that store at peers. biases: outputs with a bias, as
+    bits. keeps: 0 if kept is not written.
+    sets: all other ranks, and those whose shards have rows.
     timeout_ns: time limit of a program's wait.
     EDGE, BYTES: elements of x and bytes that divide the bounds of rows and slices.
     """
+    (
+        copy_places, slices, stored, width, m, own_row, own_rows, splits, storing, biases, keeps
+    ) = unpacked(plan, tl.int32)  # fmt: skip
+    peers, sources = unpacked(sets, tl.int64)
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     workers = tl.maximum(programs - 1, 1)
@@ -328,36 +299,24 @@ def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
     gathered = tl.load(windows + rank)
     patience_ns = timeout_ns
     high = tl.cdiv(m, ROWS) * splits
-    units = tl.cdiv(n0, COLS) * high if OUTPUTS > 0 else 0
-    if OUTPUTS > 1:
-        units += tl.cdiv(n1, COLS) * high
-    if OUTPUTS > 2:
-        units += tl.cdiv(n2, COLS) * high
-    if OUTPUTS > 3:
-        units += tl.cdiv(n3, COLS) * high
+    units = 0
+    for number in tl.static_range(len(w)):
+        units += tl.cdiv(n[number], COLS) * high
     first = tl.maximum(program - 1, 0)
     if door & (programs > 1):
         first = units
 
     # Weights depend on no peer: the first are loaded while the shards are in transit.
     base = 0
-    for number in tl.static_range(OUTPUTS):
-        if number == 0:
-            w, n, w_deep_stride, w_col_stride = w0, n0, w0_deep_stride, w0_col_stride
-        elif number == 1:
-            w, n, w_deep_stride, w_col_stride = w1, n1, w1_deep_stride, w1_col_stride
-        elif number == 2:
-            w, n, w_deep_stride, w_col_stride = w2, n2, w2_deep_stride, w2_col_stride
-        else:
-            w, n, w_deep_stride, w_col_stride = w3, n3, w3_deep_stride, w3_col_stride
-        past = base + tl.cdiv(n, COLS) * high
+    for number in tl.static_range(len(w)):
+        past = base + tl.cdiv(n[number], COLS) * high
         if (first >= base) & (first < past):
             _, _, left, _, begin, end = _place_of(
                 first - base, splits, m, k, ROWS, COLS, DEEP, EDGE
             )
             _ask_for(
-                w, left, n, begin, end, w_deep_stride, w_col_stride,
-                COLS, (TURNED >> (2 * number)) & 3, ON_GPU,
+                w[number], left, n[number], begin, end, w_deep_strides[number],
+                w_col_strides[number], COLS, (TURNED >> (2 * number)) & 3, ON_GPU,
             )  # fmt: skip
         base = past
 
@@ -419,27 +378,15 @@ def one_kernel_gather_gemm(  # noqa: PLR0912, PLR0913, PLR0915
                     tell(status, missed + 1)
 
     base = 0
-    for number in tl.static_range(OUTPUTS):
-        if number == 0:
-            w, bias, y, n = w0, bias0, y0, n0
-            w_deep_stride, w_col_stride, y_stride = w0_deep_stride, w0_col_stride, y0_stride
-        elif number == 1:
-            w, bias, y, n = w1, bias1, y1, n1
-            w_deep_stride, w_col_stride, y_stride = w1_deep_stride, w1_col_stride, y1_stride
-        elif number == 2:
-            w, bias, y, n = w2, bias2, y2, n2
-            w_deep_stride, w_col_stride, y_stride = w2_deep_stride, w2_col_stride, y2_stride
-        else:
-            w, bias, y, n = w3, bias3, y3, n3
-            w_deep_stride, w_col_stride, y_stride = w3_deep_stride, w3_col_stride, y3_stride
-        past = base + tl.cdiv(n, COLS) * high
+    for number in tl.static_range(len(w)):
+        past = base + tl.cdiv(n[number], COLS) * high
         skipped = tl.cdiv(tl.maximum(base - first, 0), workers) * workers
         for unit in tl.range(first + skipped, past, workers):
             _make(
-                x, w, bias, y, gathered, gates, parts, unit, base, came, splits, m, n, k,
-                own_row, own_rows, x_stride, w_deep_stride, w_col_stride, (biases >> number) & 1,
-                y_stride, SPLIT, (TURNED >> (2 * number)) & 3, ROWS, COLS, DEEP, STAGES, EDGE,
-                BYTES, ON_GPU,
+                x, w[number], bias[number], y[number], gathered, gates, parts, unit, base, came,
+                splits, m, n[number], k, own_row, own_rows, x_stride, w_deep_strides[number],
+                w_col_strides[number], (biases >> number) & 1, y_strides[number], SPLIT,
+                (TURNED >> (2 * number)) & 3, ROWS, COLS, DEEP, STAGES, EDGE, BYTES, ON_GPU,
             )  # fmt: skip
         base = past
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.signal_sets import await_words, raise_words
+from ficco.kernels.signals import await_words, raise_words
 from ficco.plan import Signal, signal_place
-from ficco.tables import GATES
+from ficco.plan.tables import GATES
 
 __all__ = ["MET", "OPEN", "give_back", "leave", "meet", "open_window", "tell"]
 
@@ -36,8 +36,8 @@ def open_window(  # noqa: PLR0913 - a kernel's arguments are its interface
     peers,
     digest,
     patience_ns,
-    WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Wait for and clear every peer's `free`, open the gate, enter; return 1, or 0 if it gave up.
 
@@ -65,8 +65,8 @@ def meet(  # noqa: PLR0913
     peers,
     digest,
     patience_ns,
-    WORLD: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Wait for and clear every peer's `entered`, set the gate; return 1, or 0 if it gave up."""
     everyone = tl.arange(0, 64)
@@ -94,8 +94,8 @@ def give_back(
     gates,
     rank,
     peers,
-    WORLD: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Raise `free` at every peer, if the call took place; all programs have finished reading."""
     held = (tl.load(gates + OPEN) == 1) & (tl.load(gates + MET) == 1)

@@ -1,44 +1,33 @@
 """One launch that pools the bags of all tables of a rank, and stores peers' bags in their windows.
 
-It is used like `one_kernel_gather`:
-
-    prepared = prepare(table, places, device)       # once per plan and window
-    warm(prepared, operands, control)               # before any stream waits or is captured
-    pool_and_push(prepared, operands, control, copy)    # every call
-
-If a peer's signal does not arrive, dependent results become NaN, a status word reports it, and the
-launch ends. Launches of one `PoolAndPush` must not overlap. The values of indices and offsets are
-not checked: they are in device memory, and reading them would wait for the device.
+Sums are float32, in the order of a bag's indices, and are rounded once; means after division. The
+values of indices and offsets are not checked: they are in device memory, and reading them would
+wait for the device.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from ficco.dtypes import ELEMENT_BYTES
-from ficco.kernels import loading
-from ficco.kernels.arrays import Arrays, item_bytes, library_of, stride
+from ficco.core.dtypes import ELEMENT_BYTES
+from ficco.kernels.arrays import Arrays, call_stride
 from ficco.kernels.declarations import POOL_AND_PUSH
 from ficco.kernels.one_kernel import (
     ALIGN,
-    Control,
-    Places,
+    Prepared,
     check_operand,
     check_rows,
+    peers_of,
     power,
     ranks_as_bits,
-    signed,
+    record_of,
 )
-from ficco.kernels.table_operands import TableOperands, check_tables, tuples_of
-from ficco.kernels.variants import Launch
+from ficco.kernels.records import Operands, Places
+from ficco.kernels.table_operands import TableOperands, assuming, check_tables, tuples_of
 from ficco.lowering.cutting import chunk_bounds
 from ficco.plan import SIGNALS
-from ficco.tables import GATES, MOVES, PoolTable
-
-__all__ = [
-    "PoolAndPush", "launch_of", "pool_and_push", "prepare", "warm",
-]  # fmt: skip
+from ficco.plan.tables import GATES, MOVES, PoolTable
 
 # The handshake needs 64 threads. `_LOOKUPS`, the sizes of copies and `_MOST_BLOCKS` were chosen on
 # H100s (bench/NOTES.md).
@@ -52,71 +41,39 @@ _SEND, _OWN, _COPY = range(3)  # kinds of jobs
 _FIELDS = 10  # of a job; see the kernel
 
 
-class PoolAndPush(NamedTuple):
-    """A table prepared for launches, returned by `prepare`. It must outlive their graphs.
-
-    Attributes:
-        table: the table.
-        bags, cols: bags and columns of a block.
-        blocks: blocks of an item.
-        places, jobs: the kernel's tables, on the device.
-        counts, gates: zeros between launches.
-        copy_places: entries of one window copy in `places`.
-        job_count: number of jobs.
-        items: blocks, and groups of rows to copy.
-        leaving: jobs, items and programs that use the gates; see the kernel.
-        arrays: the array library for the device.
-    """
-
-    table: PoolTable
-    bags: int
-    cols: int
-    blocks: int
-    places: Any
-    jobs: Any
-    counts: Any
-    gates: Any
-    copy_places: int
-    job_count: int
-    items: int
-    leaving: int
-    arrays: Arrays
-
-
-def prepare(table: PoolTable, places: Places, device: Any) -> PoolAndPush:
-    """Prepare a table for launches; it copies to the device, so no stream may wait meanwhile.
-
-    Args:
-        table: table of this rank's plan.
-        places: the window that calls use.
-        device: an array library (`Arrays`), or a torch.device.
-    """
-    arrays = library_of(device)
+def prepare(table: PoolTable, places: Places, arrays: Arrays) -> Prepared:
+    """Prepare a table for launches on a window."""
     item = ELEMENT_BYTES[table.dtype]
-    cols = max(min(power(table.dim), _MOST_COLS), _LEAST_COLS)
+    cols = max(min(power(table.dim), _MOST_COLS), _LEAST_COLS)  # of a block, like bags
     bags = max(min(_THREADS * (ALIGN // item) // cols, _MOST_BAGS), 1)
     made = sum([sent.rows for sent in table.sent]) + table.rows
     every = -(-made // bags) * table.tables * -(-table.dim // cols)
-    blocks = max(min(every // ((arrays.processors or 1) * _ITEMS), _MOST_BLOCKS), 1)
+    blocks = max(min(every // ((arrays.processors or 1) * _ITEMS), _MOST_BLOCKS), 1)  # of an item
     jobs, leaving = _jobs(table, (bags, cols, blocks), (_MOVE_ROWS, _MOVE_BYTES // item))
     numbers = [
         [*words, *(base + table.recv for base in data)]
         for words, data in zip(*places[:2], strict=True)
     ]
-    return PoolAndPush(
-        table=table,
-        bags=bags,
-        cols=cols,
-        blocks=blocks,
-        places=arrays.place(numbers, "int64"),
-        jobs=arrays.place(jobs or [[0] * _FIELDS], "int32"),
-        counts=arrays.place([0] * (table.world * SIGNALS["data"]), "int32"),
-        gates=arrays.place([0] * GATES, "int32"),
-        copy_places=len(numbers[0]),
-        job_count=len(jobs),
-        items=jobs[-1][1] if jobs else 0,
-        leaving=leaving + 1,  # the door
-        arrays=arrays,
+    fixed = {
+        "jobs": arrays.place(jobs or [[0] * _FIELDS], "int32"),
+        "counts": arrays.place([0] * (table.world * SIGNALS["data"]), "int32"),
+        "places": arrays.place(numbers, "int64"),
+        "gates": arrays.place([0] * GATES, "int32"),
+        # One more leaves than `_jobs` says: the door.
+        "plan": (len(numbers[0]), len(jobs), blocks, leaving + 1, table.dim, table.chunks),
+        "sets": (peers_of(table), ranks_as_bits([each.source for each in table.received])),
+        "JOBS": max(power(len(jobs)), _LEAST_JOBS),
+        "LOOKUPS": _LOOKUPS,
+        "BAGS": bags,
+        "COLS": cols,
+        "MOVE_ROWS": _MOVE_ROWS,
+        "MOVE_COLS": _MOVE_BYTES // item,
+    }
+    programs = (jobs[-1][1] if jobs else 0) + 1
+    dtypes = {} if table.tables else {"indices": "int64", "offsets": "int64"}
+    dtypes["weights"] = "float32"
+    return Prepared(
+        POOL_AND_PUSH, table, _arguments, fixed, programs, _WARPS, arrays, dtypes, finish=assuming
     )
 
 
@@ -161,100 +118,21 @@ def _jobs(
     return jobs, leaving
 
 
-def pool_and_push(
-    prepared: PoolAndPush, operands: TableOperands, control: Control, copy: int
-) -> None:
-    """Enqueue one call on the current stream: one launch.
-
-    Sums are float32, in the order of a bag's indices, and are rounded once; means after division.
-
-    Args:
-        prepared: the prepared table.
-        operands: the operands of this call.
-        control: digest, stop and status words, timeout.
-        copy: the window copy, 0 or 1; all ranks use the same.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    loading.enqueue(launch_of(prepared, operands, control, copy))
-
-
-def launch_of(
-    prepared: PoolAndPush, operands: TableOperands, control: Control, copy: int = 0
-) -> Launch:
-    """Return the launch of `pool_and_push`.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    arguments = _arguments(prepared, operands, control, copy)
-    dtypes = {} if operands.tables else {"indices": "int64", "offsets": "int64"}
-    dtypes["weights"] = "float32"
-    return Launch(
-        POOL_AND_PUSH, arguments, (prepared.items + 1,), _WARPS, dtypes=dtypes, odd=True,
-        arrays=prepared.arrays,
-    )  # fmt: skip
-
-
-def warm(prepared: PoolAndPush, operands: TableOperands, control: Control) -> None:
-    """Compile and load the kernel of `pool_and_push` for such operands; pool and send nothing.
-
-    Call it before a stream waits or is captured: loading a kernel later would wait for the stream.
-
-    Raises:
-        InputError: the operands do not fit the table.
-    """
-    launch = launch_of(prepared, operands, control)
-    gates = prepared.arrays.place([0] * GATES, "int32")  # a call may be using the table's gates
-    nothing = {"leaving": 1, "chunks": 0, "peers": 0, "sources": 0}
-    loading.warm(launch._replace(grid=(1,)), {"gates": gates} | nothing)
-
-
-def _arguments(
-    prepared: PoolAndPush, operands: TableOperands, control: Control, copy: int
-) -> dict[str, Any]:
-    """Return the kernel's arguments by name."""
-    table, y = prepared.table, operands.y
-    _check(table, operands)
+def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
+    """Return the arguments that depend on the operands, see `TableOperands.of`."""
+    table: PoolTable = prepared.table
+    tables, y = TableOperands.of(operands, table.tables), operands["y0"]
+    check_tables(tables, (table.dim,) * table.tables, table.modes, table.dtype)
+    check_operand("y0", y, (table.rows, y.shape[1]), table.dtype)
+    check_rows("y0", y)
     window_stride = y.shape[1]
-    sources = [received.source for received in table.received]
     return {
         "y": y,
-        **tuples_of(operands, table.modes, (table.dim, window_stride)),
-        "jobs": prepared.jobs,
-        "counts": prepared.counts,
-        "places": prepared.places,
-        "gates": prepared.gates,
-        "stop": control.stop,
-        "status": control.status,
-        "digest": signed(control.digest),
-        "copy": copy,
-        "copy_places": prepared.copy_places,
-        "job_count": prepared.job_count,
-        "blocks": prepared.blocks,
-        "leaving": prepared.leaving,
-        "dim": table.dim,
-        "chunks": table.chunks,
-        "rank": table.rank,
-        "peers": ranks_as_bits([rank for rank in range(table.world) if rank != table.rank]),
-        "sources": ranks_as_bits(sources),
-        "y_stride": stride(y, 0),
+        **tuples_of(tables, table.modes, (table.dim, window_stride)),
+        "y_stride": call_stride(y),
         "window_stride": window_stride,
-        "timeout_ns": control.timeout_ns,
-        "WORLD": table.world,
-        "JOBS": max(power(prepared.job_count), _LEAST_JOBS),
-        "LOOKUPS": _LOOKUPS,
-        "BAGS": prepared.bags,
-        "COLS": prepared.cols,
-        "MOVE_ROWS": _MOVE_ROWS,
-        "MOVE_COLS": _MOVE_BYTES // item_bytes(y),
-        "ON_GPU": prepared.arrays.on_gpu,
     }
 
 
-def _check(table: PoolTable, operands: TableOperands) -> None:
-    y = operands.y
-    check_tables(operands, (table.dim,) * table.tables, table.modes, table.dtype)
-    check_operand("y0", y, (table.rows, y.shape[1]), table.dtype)
-    check_rows("y0", y)
+_IDLE = {"plan": (0, 0, 1, 1, 1, 0), "sets": (0, 0)}
+RECORD = record_of(POOL_AND_PUSH, prepare, _IDLE, {"gates": GATES})

@@ -30,9 +30,10 @@ from ficco.kernels.one_kernel_handshake import (
     tell,
 )
 from ficco.kernels.pooled_block import table_sums
-from ficco.kernels.signal_wait import await_if
+from ficco.kernels.signals import await_if
+from ficco.kernels.tuple_arguments import unpacked
 from ficco.plan import SIGNALS, Signal, signal_place
-from ficco.tables import MOVES
+from ficco.plan.tables import MOVES
 
 __all__ = ["one_kernel_pool"]
 
@@ -83,14 +84,14 @@ def _pool(  # noqa: PLR0913 - a kernel's arguments are its interface
     y_stride,
     window_stride,
     timeout_ns,
-    WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    LOOKUPS: tl.constexpr,  # noqa: N803
-    BAGS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLS: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store an item's blocks of sums in a peer's window or in y; return 0 if a wait gave up."""
     size: tl.constexpr = y.dtype.element_ty.primitive_bitwidth // 8
@@ -166,12 +167,12 @@ def _copy(  # noqa: PLR0913
     y_stride,
     window_stride,
     timeout_ns,
-    WORLD: tl.constexpr,  # noqa: N803
-    MOVE_ROWS: tl.constexpr,  # noqa: N803
-    MOVE_COLS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    MOVE_ROWS: tl.constexpr,
+    MOVE_COLS: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Wait for a chunk of a peer, and copy rows of it to y; NaN if it does not arrive."""
     size: tl.constexpr = y.dtype.element_ty.primitive_bitwidth // 8
@@ -222,32 +223,26 @@ def one_kernel_pool(  # noqa: PLR0913
     status,
     digest: tl.int32,
     copy: tl.int32,
-    copy_places: tl.int32,
-    job_count: tl.int32,
-    blocks: tl.int32,
-    leaving: tl.int32,
+    plan,
     batch: tl.int32,
-    dim: tl.int32,
     means: tl.int64,
     weighted: tl.int64,
-    chunks: tl.int32,
     rank: tl.int32,
-    peers: tl.int64,
-    sources: tl.int64,
+    sets,
     y_stride: tl.int64,
     window_stride: tl.int64,
     timeout_ns: tl.int64,
-    WORLD: tl.constexpr,  # noqa: N803
-    JOBS: tl.constexpr,  # noqa: N803
-    LOOKUPS: tl.constexpr,  # noqa: N803
-    BAGS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    MOVE_ROWS: tl.constexpr,  # noqa: N803
-    MOVE_COLS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    JOBS: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLS: tl.constexpr,
+    MOVE_ROWS: tl.constexpr,
+    MOVE_COLS: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store in y the sums of this rank's bags of all ranks' tables, and others' in their windows.
 
@@ -261,13 +256,16 @@ def one_kernel_pool(  # noqa: PLR0913
     places: int64 [2, copy_places], addresses of both copies of the window: each rank's words, and
     each rank's receive buffer, whose columns are those of y.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
-    copy: of the window. blocks: blocks of an item, except for those that copy.
-    leaving: number of jobs for peers, items that copy, and the door, which use the gates.
-    dim: columns of a table. means, weighted: sets of tables. chunks: of a rank's bags.
-    peers: set of all other ranks; sources: set of those that send.
+    copy: of the window. means, weighted: sets of tables.
+    plan: blocks: blocks of an item, except for those that copy. leaving: number of jobs for peers,
+    items that copy, and the door, which use the gates. dim: columns of a table. chunks: of a rank's
+    bags.
+    sets: all other ranks, and those that send.
     timeout_ns: time limit of a wait.
     EDGE, BYTES: elements that divide strides and dim; bytes that divide addresses.
     """
+    copy_places, job_count, blocks, leaving, dim, chunks = unpacked(plan, tl.int32)
+    peers, sources = unpacked(sets, tl.int64)
     places += copy * copy_places
     words = tl.load(places + rank).to(tl.pointer_type(tl.int32))
     item = tl.program_id(0) - 1

@@ -23,12 +23,12 @@ def product(  # noqa: PLR0913 - a kernel's arguments are its interface
     end,
     w_deep_stride,
     w_col_stride,
-    TURNED: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    TURNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Return the float32 product of rows and w's columns [left, right), over depths [begin, end).
 

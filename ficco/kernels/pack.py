@@ -1,33 +1,34 @@
 """Reading the pack: kernels that were compiled ahead of time, in packs/. No Triton.
 
-`ficco.packing` builds one file per compute capability: a zip of a manifest and of blocks, each with
-several cubins. A block is unpacked when the first of its kernels is requested.
+`ficco.cli.packing` builds one file per compute capability: a zip of a manifest and of blocks, each
+with several cubins. A block is unpacked when the first of its kernels is requested. The record of a
+kernel has the SHA-256 of its cubin, which is compared when the kernel is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
+import hashlib
 import lzma
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ficco.call_lock import CallLock
+from ficco.core import files
+from ficco.core.call_lock import CallLock
+from ficco.core.errors import EngineError
+from ficco.core.interrupts import is_interrupt
+from ficco.core.reading import parsed_json
+from ficco.core.settings import switch
 from ficco.kernels import sources
 from ficco.kernels.variants import Variant
-from ficco.settings import switch
-
-__all__ = ["FOLDER", "FORMAT", "Found", "Pack", "capabilities", "find", "has", "keeping_blocks",
-           "opened", "why_not"]  # fmt: skip
 
 FOLDER = Path(__file__).with_name("packs")
-FORMAT = 1
-# Compute capabilities whose kernels have never run; a pack for them is used only if this is "1".
-UNTRIED, ALLOWED_BY = (100,), "FICCO_SM100"
+FORMAT = 2
 _SWITCH = "FICCO_PACK"  # "0": the pack is not used
+_MOST_UNPACKED = 256 << 20  # bytes of a block or a manifest
 _FEW_BLOCKS = 4  # unpacked blocks to keep, of 4 MiB each; `keeping_blocks` keeps all
 
 
@@ -48,37 +49,60 @@ class Pack:
 
     Attributes:
         manifest: the pack's description; "kernels" are by `Variant.key`.
+
+    Raises:
+        EngineError: the file is damaged. Methods raise it, too.
+        FileNotFoundError: there is no file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = zipfile.ZipFile(path)
+        self._path = path
         self._blocks: dict[str, bytes] = {}  # in order of use, the most recent last
         self._lock = CallLock()
-        self.manifest: dict[str, Any] = json.loads(self._read("manifest.json"))
+        with self._reading():
+            self._file = zipfile.ZipFile(files.open_regular(path))
+            self.manifest: dict[str, Any] = parsed_json(self._read("manifest.json"), "manifest")
+            self.manifest["kernels"].keys()
 
     def find(self, variant: Variant) -> Found | None:
         """Return a variant, or None if the pack lacks it."""
         record = self._record(variant)
-        return None if record is None else Found(self._bytes(record["cubin"]), record)
+        if record is None:
+            return None
+        with self._reading():
+            cubin, digest = self._bytes(record["cubin"]), record["sha256"]
+        if hashlib.sha256(cubin).hexdigest() != digest:
+            raise EngineError(
+                f"{self._path} is damaged: {variant.kernel} does not have the SHA-256 of its "
+                "record; install ficco again"
+            )
+        return Found(cubin, record)
 
     def has(self, variant: Variant) -> bool:
         """Return whether the pack has a variant; unpack nothing."""
         return self._record(variant) is not None
 
     def _record(self, variant: Variant) -> dict[str, Any] | None:
-        record: dict[str, Any] | None = self.manifest["kernels"].get(variant.key)
-        return None if record is None or record["variant"] != variant.text else record
-
-    def ptx(self, variant: Variant) -> str | None:
-        """Return the PTX text of a variant, or None if the pack lacks it."""
-        record = self.manifest["kernels"].get(variant.key)
-        if record is None or "ptx" not in record:
-            return None
-        return self._bytes(record["ptx"]).decode()
+        with self._reading():
+            record: dict[str, Any] | None = self.manifest["kernels"].get(variant.key)
+            return None if record is None or record["variant"] != variant.text else record
 
     def _bytes(self, place: list[Any]) -> bytes:
         block, begin, size = place
         return self._block(block)[begin : begin + size]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn what a damaged file raises into an EngineError."""
+        try:
+            yield
+        except (FileNotFoundError, MemoryError, EngineError):
+            raise
+        except Exception as wrong:  # the libraries raise a dozen kinds for a damaged file
+            if is_interrupt(wrong):
+                raise
+            reason = f"{type(wrong).__name__}: {wrong}"
+            raise EngineError(f"{self._path} is damaged ({reason}); install ficco again") from wrong
 
     def _block(self, name: str) -> bytes:
         with self._lock():
@@ -98,7 +122,12 @@ class Pack:
             del self._blocks[name]
 
     def _read(self, name: str) -> bytes:
-        return lzma.decompress(self._file.read(f"{name}.xz"))
+        with self._reading():
+            unpack = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+            data = unpack.decompress(self._file.read(f"{name}.xz"), _MOST_UNPACKED)
+            if not unpack.eof:
+                raise EOFError(f"{name} is cut off, or too large")
+            return data
 
 
 _keepers: list[None] = []  # one per active `keeping_blocks`
@@ -139,15 +168,10 @@ def why_not(capability: int) -> str:
     """Return why the pack is not used on a device of this compute capability, or "" if it is.
 
     Raises:
-        InputError: FICCO_PACK or FICCO_SM100 is neither 0 nor 1.
+        InputError: FICCO_PACK is neither 0 nor 1.
     """
     if not switch(_SWITCH, True):
         return f"{_SWITCH}=0 is set"
-    if capability in UNTRIED and not switch(ALLOWED_BY, False):
-        return (
-            f"kernels for sm_{capability} are in the pack, but have never run on such a GPU; set "
-            f"{ALLOWED_BY}=1 to use them"
-        )
     return _why_unusable(capability)
 
 
@@ -155,13 +179,16 @@ def why_not(capability: int) -> str:
 def _why_unusable(capability: int) -> str:
     if not (FOLDER / f"sm_{capability}.zip").exists():
         return f"there is no pack of kernels for sm_{capability}"
-    manifest = opened(capability).manifest
+    try:
+        manifest = opened(capability).manifest
+    except EngineError as damaged:
+        return str(damaged)
     if manifest["format"] != FORMAT:
         return f"the pack for sm_{capability} has format {manifest['format']}, not {FORMAT}"
     if manifest["sources"] != sources.digest():
         return (
             f"the pack for sm_{capability} was built from other kernel sources; rebuild it with "
-            "python -m ficco.packing"
+            "python -m ficco.cli.packing"
         )
     return ""
 

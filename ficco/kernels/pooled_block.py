@@ -13,11 +13,13 @@ from typing import Any  # noqa: F401 - of a comment; Triton reads no annotation
 import triton
 import triton.language as tl
 
+from ficco.kernels.tuple_arguments import element
+
 __all__ = ["block_sums", "table_sums"]
 
 
 @triton.jit
-def _rows_at(indices, at, count, LOOKUPS: tl.constexpr):  # noqa: N803 - Triton's way
+def _rows_at(indices, at, count, LOOKUPS: tl.constexpr):
     """Return the rows of the lookups at, at + 1, ... of each bag; 0 past its last lookup.
 
     They are int32, which takes half the registers of int64 indices.
@@ -37,8 +39,8 @@ def _parts_of(
     at,
     count,
     width,
-    COLS: tl.constexpr,  # noqa: N803
-    LOOKUPS: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,
+    LOOKUPS: tl.constexpr,
 ):
     """Return the panel's columns of the rows of the lookups at, at + 1, ...; 0 past the last."""
     col = tl.arange(0, COLS)[None, :]
@@ -56,8 +58,8 @@ def _factors_at(
     weighted,
     at,
     count,
-    LOOKUPS: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
+    LOOKUPS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
     """Return the weights of the lookups at, at + 1, ... of each bag, or () if not WEIGHTED."""
     factors = ()  # type: Any
@@ -77,10 +79,10 @@ def block_sums(  # noqa: PLR0913
     weights,
     weighted,
     count,
-    BAGS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    LOOKUPS: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
+    BAGS: tl.constexpr,
+    COLS: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
     """Return the sums of a block, float32 [BAGS, COLS].
 
@@ -110,15 +112,6 @@ def block_sums(  # noqa: PLR0913
 
 
 @triton.jit
-def _element(values, number):
-    """Return the element of a tuple of pointers or numbers at a position, as int64."""
-    chosen = values[0].to(tl.int64)
-    for i in tl.static_range(1, len(values)):
-        chosen = tl.where(number == i, values[i].to(tl.int64), chosen)
-    return chosen
-
-
-@triton.jit
 def table_sums(  # noqa: PLR0913
     tables,
     strides,
@@ -134,12 +127,12 @@ def table_sums(  # noqa: PLR0913
     bag,
     exists,
     batch,
-    BAGS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    LOOKUPS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
+    BAGS: tl.constexpr,
+    COLS: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
     """Return the sums or means of bags of one of several tables, float32 [BAGS, COLS].
 
@@ -153,18 +146,18 @@ def table_sums(  # noqa: PLR0913
     EDGE, BYTES: elements that divide strides and widths; bytes that divide addresses.
     """
     size: tl.constexpr = tables[0].dtype.element_ty.primitive_bitwidth // 8
-    own_offsets = _element(offsets, number).to(offsets[0].dtype)
+    own_offsets = element(offsets, number).to(offsets[0].dtype)
     begin = tl.load(own_offsets + bag, mask=exists, other=0).to(tl.int64)
     followed = exists & (bag + 1 < batch)
     end = tl.load(own_offsets + bag + 1, mask=followed, other=0).to(tl.int64)
-    end = tl.where(followed, end, _element(ends, number))
+    end = tl.where(followed, end, element(ends, number))
     count = tl.where(exists, end - begin, 0).to(tl.int32)
-    own_indices = _element(indices, number).to(indices[0].dtype) + begin
-    source = (_element(tables, number) + left * size).to(tables[0].dtype)
+    own_indices = element(indices, number).to(indices[0].dtype) + begin
+    source = (element(tables, number) + left * size).to(tables[0].dtype)
     source = tl.multiple_of(source, BYTES)
-    stride = tl.multiple_of(_element(strides, number).to(tl.int32), EDGE)
+    stride = tl.multiple_of(element(strides, number).to(tl.int32), EDGE)
     if WEIGHTED:
-        own_weights = _element(weights, number).to(weights[0].dtype) + begin
+        own_weights = element(weights, number).to(weights[0].dtype) + begin
         is_weighted = ((weighted >> number) & 1) != 0
     else:
         own_weights, is_weighted = own_indices, True

@@ -1,7 +1,6 @@
 """Sums and means of table rows, bag by bag, over several tables in one launch.
 
     pooled = prepare(dims, modes, dtype, device)    # once per set of sizes
-    warm(pooled, operands)                          # before any stream waits or is captured
     pool(pooled, operands, first)                   # every call
 
 Sums are float32 and rounded once; means after division. A bag's rows are added in the order of its
@@ -11,21 +10,22 @@ offsets are not checked: they are in device memory, and reading them would wait 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ficco.dtypes import DTYPES, ELEMENT_BYTES
-from ficco.errors import InputError
+from ficco.core.dtypes import DTYPES, ELEMENT_BYTES
+from ficco.core.errors import InputError
 from ficco.kernels import loading
-from ficco.kernels.arrays import Arrays, dtype_name, library_of, stride
+from ficco.kernels.arrays import Arrays, call_stride, dtype_name, library_of
 from ficco.kernels.declarations import POOL_TABLES
 from ficco.kernels.one_kernel import ALIGN, check_rows, power
-from ficco.kernels.table_operands import TableOperands, check_tables, tuples_of
+from ficco.kernels.records import LaunchOf, Of, Record, Setting
+from ficco.kernels.table_operands import TableOperands, assuming, check_tables, tuples_of
 from ficco.kernels.variants import Launch
-from ficco.tables import MOST_TABLES
-
-__all__ = ["Pooled", "PoolingTile", "choose_tile", "launch_of", "pool", "prepare", "warm"]
+from ficco.plan import Region
+from ficco.plan.tables import MOST_TABLES
+from ficco.program import Pool
 
 _LEAST_COLS, _MOST_COLS = 16, 256
 _INDEX_COST = 64  # cost of a lookup's index and address in a panel, in bytes of the row
@@ -60,7 +60,7 @@ class Pooled(NamedTuple):
 
     Attributes:
         dims: columns of each table.
-        modes: how each table is pooled, see `ficco.problem.MODES`.
+        modes: how each table is pooled, see `ficco.operators.problem.MODES`.
         columns: the target's first column of each table.
         dtype: of the tables.
         width: least number of columns of a target.
@@ -147,17 +147,6 @@ def pool(pooled: Pooled, operands: TableOperands, first: int = 0) -> None:
         loading.enqueue(launch)
 
 
-def warm(pooled: Pooled, operands: TableOperands) -> None:
-    """Load the kernel of `pool` for such operands; nothing is stored.
-
-    Raises:
-        InputError: the operands do not fit.
-    """
-    launch = launch_of(pooled, operands)
-    if launch is not None:
-        loading.warm(launch, {"bags": 0})
-
-
 def launch_of(pooled: Pooled, operands: TableOperands, first: int = 0) -> Launch | None:
     """Return the launch of `pool`, or None if nothing is stored.
 
@@ -174,7 +163,7 @@ def launch_of(pooled: Pooled, operands: TableOperands, first: int = 0) -> Launch
         "target": y,
         **tuples_of(operands, pooled.modes, (*pooled.dims, *pooled.columns)),
         "panels": pooled.panels, "panel_count": pooled.panel_count,
-        "first": first, "bags": bags, "target_stride": stride(y, 0),
+        "first": first, "bags": bags, "target_stride": call_stride(y),
         "LOOKUPS": tile.lookups, "BAGS": tile.bags, "COLS": tile.cols,
     }  # fmt: skip
     blocks = -(-bags // tile.bags) * pooled.panel_count
@@ -183,10 +172,39 @@ def launch_of(pooled: Pooled, operands: TableOperands, first: int = 0) -> Launch
     programs = min(blocks, _MOST_PROGRAMS)
     if tile.programs and pooled.arrays.processors:
         programs = min(programs, tile.programs * pooled.arrays.processors)
-    return Launch(
-        POOL_TABLES, arguments, (programs,), tile.warps, dtypes={"weights": "float32"}, odd=True,
-        arrays=pooled.arrays,
+    return assuming(
+        Launch(
+            POOL_TABLES, arguments, (programs,), tile.warps, dtypes={"weights": "float32"},
+            arrays=pooled.arrays,
+        )
     )  # fmt: skip
+
+
+def _operands(work: Pool, of: Of, matrices: Mapping[str, Region]) -> dict[str, Any]:
+    """Return a launch's operands; offsets are whole, since bags end at the next."""
+    found = {"y0": of(work.target)}
+    for i, bag in enumerate(work.bags):
+        found |= {
+            f"table{i}": of(bag.table),
+            f"indices{i}": of(bag.indices),
+            f"offsets{i}": of(matrices[bag.bags.buffer]),
+            f"weights{i}": None if bag.weights is None else of(bag.weights),
+        }
+    return found
+
+
+def _prepare(work: Pool, setting: Setting) -> LaunchOf:
+    dims, modes, columns = work.sizes
+    dtype = setting.buffers[work.bags[0].table.buffer].dtype
+    key = repr((work.sizes, dtype))
+    if key not in setting.shared:
+        setting.shared[key] = prepare(dims, modes, dtype, setting.arrays, columns)
+    pooled: Pooled = setting.shared[key]
+    first = work.bags[0].bags.col0
+    return lambda operands, _: launch_of(pooled, TableOperands.of(operands, len(dims)), first)
+
+
+RECORD = Record((POOL_TABLES,), _operands, _prepare, {"bags": 0})
 
 
 def choose_tile(dims: Sequence[int], columns: Sequence[int], dtype: str) -> PoolingTile:

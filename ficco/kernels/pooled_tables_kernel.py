@@ -24,7 +24,7 @@ _FIELDS = tl.constexpr(4)
 
 
 @triton.jit
-def _target_rows(target, target_stride, place, column, BYTES: tl.constexpr):  # noqa: N803
+def _target_rows(target, target_stride, place, column, BYTES: tl.constexpr):
     """Return the address of the panel's first column in the target's row of each bag."""
     return tl.multiple_of(target + place.to(tl.int64) * target_stride + column, BYTES)
 
@@ -46,12 +46,12 @@ def pool_tables(  # noqa: PLR0913 - a kernel's arguments are its interface
     means: tl.int64,
     weighted: tl.int64,
     target_stride: tl.int64,
-    LOOKUPS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    BAGS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
+    LOOKUPS: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLS: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
     """Store in row i of target the sums or means of bag first + i of every table.
 

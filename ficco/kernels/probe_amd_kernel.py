@@ -7,8 +7,6 @@ import triton.language as tl
 
 from ficco.kernels.amd_clock import ticks
 
-__all__ = ["ficco_compare_words", "ficco_hold"]
-
 _LOADED = tl.constexpr(1024)  # words that a program compares at a time
 
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from ficco.kernels import amd_code
 
-__all__ = ["PTX", "KernelCode", "ProbeCode", "amd_probe_code", "cuda_probe_code"]
-
 # ficco_hold: thread 0 of a block reports that the block runs, then waits for the host's word or the
 # time limit; the other threads wait for thread 0 at the barrier, and keep their slots.
 #
@@ -134,6 +132,11 @@ def cuda_probe_code() -> ProbeCode:
         KernelCode(image, "ficco_hold", 0, _HOLD_THREADS),
         KernelCode(image, "ficco_compare_words", 0, _COMPARE_THREADS),
     )
+
+
+def one_code() -> KernelCode:
+    """Return the kernel of one thread for NVIDIA's devices."""
+    return KernelCode(PTX.encode(), "ficco_one", 0, 1)
 
 
 def amd_probe_code(arch: str) -> ProbeCode:

@@ -29,9 +29,9 @@ import triton.language as tl
 
 from ficco.kernels.declarations import PULL
 from ficco.kernels.one_kernel_handshake import tell
-from ficco.kernels.signal_sets import await_words, find_words, raise_found_words, raise_words
+from ficco.kernels.signals import await_words, find_words, raise_found_words, raise_words
 from ficco.plan import SIGNALS, Signal, signal_place
-from ficco.tables import GATES
+from ficco.plan.tables import GATES
 
 __all__ = ["pulled_all_reduce"]
 
@@ -51,9 +51,9 @@ def _bounds(  # noqa: PLR0913 - a kernel's arguments are its interface
     rows,
     m,
     n,
-    SIZE: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    TWICE: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,
+    TWICE: tl.constexpr,
+    EDGE: tl.constexpr,
 ):
     """Return the first element of an item, and the one past its end."""
     if TWICE:  # rows of one rank: see `lowering.pulled_all_reduce.row_bounds`
@@ -66,7 +66,7 @@ def _bounds(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
-def _keep(y, values, at, i, inside, n, y_stride, FLAT: tl.constexpr):  # noqa: N803
+def _keep(y, values, at, i, inside, n, y_stride, FLAT: tl.constexpr):
     """Store elements at, at + 1, ... of the result."""
     if FLAT:
         tl.store(y + at + i, values, inside)
@@ -105,14 +105,14 @@ def _add_up(  # noqa: PLR0913 - a kernel's arguments are its interface
     peers,
     came,
     y_stride,
-    WORLD: tl.constexpr,  # noqa: N803
-    TWICE: tl.constexpr,  # noqa: N803
-    BIAS: tl.constexpr,  # noqa: N803
-    FLAT: tl.constexpr,  # noqa: N803
-    SIZE: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    TWICE: tl.constexpr,
+    BIAS: tl.constexpr,
+    FLAT: tl.constexpr,
+    SIZE: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Sum this program's items over all ranks; with two shots, store the sums for peers, too.
 
@@ -167,12 +167,12 @@ def _collect(  # noqa: PLR0913
     came,
     y_stride,
     patience_ns,
-    WORLD: tl.constexpr,  # noqa: N803
-    FLAT: tl.constexpr,  # noqa: N803
-    SIZE: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    FLAT: tl.constexpr,
+    SIZE: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Wait for the peers' chunks of this program's numbers, and read their sums into y."""
     sums, first = places + 2 * WORLD, places + 3 * WORLD
@@ -219,9 +219,9 @@ def _release(  # noqa: PLR0913
     peers,
     owners,
     patience_ns,
-    WORLD: tl.constexpr,  # noqa: N803
-    TWICE: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    TWICE: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Raise `free`, which says that this rank has read all windows; wait until the peers have.
 
@@ -261,14 +261,14 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     owners: tl.int64,
     y_stride: tl.int64,
     timeout_ns: tl.int64,
-    WORLD: tl.constexpr,  # noqa: N803
-    TWICE: tl.constexpr,  # noqa: N803
-    BIAS: tl.constexpr,  # noqa: N803
-    FLAT: tl.constexpr,  # noqa: N803
-    SIZE: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    TWICE: tl.constexpr,
+    BIAS: tl.constexpr,
+    FLAT: tl.constexpr,
+    SIZE: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Store the sum over ranks of their products, which are in their windows, in y.
 

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
 from ficco.kernels import loading
 from ficco.kernels.arrays import Arrays, address, dtype_name, item_bytes, stride
 from ficco.kernels.declarations import (
@@ -32,11 +32,6 @@ from ficco.kernels.declarations import (
 )
 from ficco.kernels.one_kernel import ALIGN, power
 from ficco.kernels.variants import Launch
-
-__all__ = [
-    "ADAGRAD", "MOST_TABLES", "SGD", "STORE", "Segments", "SortedLookups", "TableLookups", "Target",
-    "find_launch", "find_segments", "list_launch", "list_lookups", "update", "update_launches",
-]  # fmt: skip
 
 STORE, SGD, ADAGRAD = range(3)  # kinds of updates
 _LENGTHS = (8, 32)  # of the tuples of tables, which are part of a compiled kernel

@@ -50,7 +50,7 @@ def list_lookups(  # noqa: PLR0913 - a kernel's arguments are its interface
     batch: tl.int32,
     across: tl.int32,
     steps: tl.int32,
-    TILE: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
+    TILE: tl.constexpr,
 ):
     """List the lookups of all tables, table by table: a key and a bag for each.
 
@@ -99,8 +99,8 @@ def find_segments(  # noqa: PLR0913 - a kernel's arguments are its interface
     firsts,
     accumulators,
     total: tl.int32,
-    TILE: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    WEIGHTED: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
     """Find the segments of each tile, and sort bags and factors as the keys.
 
@@ -162,7 +162,7 @@ def _factor(squares, dim, total_at, exists, kind, rate, epsilon):
 
 
 @triton.jit
-def _width(dim, left, COLS: tl.constexpr, EDGE: tl.constexpr):  # noqa: N803
+def _width(dim, left, COLS: tl.constexpr, EDGE: tl.constexpr):
     """Return the number of columns from `left` on, COLS at most. The compiler knows a divisor."""
     return tl.multiple_of(tl.minimum(dim - left, COLS), EDGE)
 
@@ -175,8 +175,8 @@ def _change(
     factor,
     exists,
     kind,
-    COLS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
+    COLS: tl.constexpr,
+    EDGE: tl.constexpr,
 ):
     """Store the sums in `dim` columns of the rows, or subtract factor x sums from them.
 
@@ -212,13 +212,13 @@ def update_rows(  # noqa: PLR0913 - a kernel's arguments are its interface
     has_rate: tl.int32,
     rate_bits: tl.int32,
     epsilon_bits: tl.int32,
-    TILE: tl.constexpr,  # noqa: N803
-    BAGS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    LOOKUPS: tl.constexpr,  # noqa: N803
-    EDGE: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLS: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
     """Sum the segments of a tile, and update the rows of those that lie in the tile.
 
@@ -285,7 +285,7 @@ def update_rows(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
-def _whole_sum(carry, tile, parts, left, dim, COLS: tl.constexpr):  # noqa: N803
+def _whole_sum(carry, tile, parts, left, dim, COLS: tl.constexpr):
     """Return some columns of the sum of a segment that starts in a tile, [1, COLS]."""
     col = left + tl.arange(0, COLS)[None, :]
     sums = tl.load(carry + (2 * tile + 1).to(tl.int64) * dim + col, mask=col < dim, other=0)
@@ -312,8 +312,8 @@ def update_split_rows(  # noqa: PLR0913 - a kernel's arguments are its interface
     has_rate: tl.int32,
     rate_bits: tl.int32,
     epsilon_bits: tl.int32,
-    TILE: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     """Update the row of the segment that starts in a tile and goes on in later tiles, if any.
 

@@ -14,19 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ficco.operators.problem import MAX_WORLD
 from ficco.plan import SIGNALS, Signal, signal_place
-from ficco.problem import MAX_WORLD
-from ficco.tables import GATES, MOVES, VACANT
-
-__all__ = ["MODULES", "digest", "digest_of"]
+from ficco.plan.tables import GATES, MOVES, VACANT
 
 MODULES = (
     "declarations", "gated_push_kernel", "gated_sum_kernel", "gated_wait_kernel", "mailbox",
     "one_kernel_all_reduce_kernel", "one_kernel_gather_kernel", "one_kernel_handshake",
     "one_kernel_pool_kernel", "one_kernel_product", "pooled_block",
-    "pooled_tables_kernel", "pulled_all_reduce_kernel", "row_updates_kernel",
-    "signal_sets", "signal_wait", "split_k", "sum_epilogue", "sum_kernel", "tile_product",
-    "tile_signal", "window_release_kernel",
+    "pooled_tables_kernel", "pulled_all_reduce_kernel", "row_updates_kernel", "sending_kernel",
+    "signal_ptx", "signals", "split_k", "sum_epilogue", "sum_kernel", "tile_product",
+    "tuple_arguments", "window_release_kernel",
 )  # fmt: skip
 
 
@@ -35,7 +33,7 @@ def digest() -> str:
     """Return a digest of the kernels' sources."""
     hashed = hashlib.sha256()
     for name in MODULES:
-        hashed.update(f"{name}\n{_code_of(_text_of(name))}\n".encode())
+        hashed.update(f"{name}\n{code_of(_text_of(name))}\n".encode())
     hashed.update(_numbers().encode())
     return hashed.hexdigest()
 
@@ -87,7 +85,7 @@ class _Import(NamedTuple):
 def _definitions(text: str) -> Mapping[str, _Statement | _Import]:
     """Return what each name of a module is."""
     found: dict[str, _Statement | _Import] = {}
-    for statement in ast.parse(_code_of(text)).body:
+    for statement in ast.parse(code_of(text)).body:
         if isinstance(statement, ast.ImportFrom) and statement.module:
             home = statement.module.rpartition(".")[2]
             names = {each.asname or each.name: each.name for each in statement.names}
@@ -121,7 +119,7 @@ def _is_foreign(statement: ast.stmt) -> bool:
 
 
 @functools.lru_cache(maxsize=2 * len(MODULES))
-def _code_of(text: str) -> str:
+def code_of(text: str) -> str:
     """Return a module's code without foreign imports, comments, docstrings and positions."""
     tree = ast.parse(text)
     tree.body = [statement for statement in tree.body if not _is_foreign(statement)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.signal_wait import await_if
+from ficco.kernels.signals import await_if, count_tiles
 from ficco.kernels.sum_epilogue import quarter, store_columns
 from ficco.kernels.tile_product import (
     AWAITED,
@@ -33,7 +33,6 @@ from ficco.kernels.tile_product import (
     multiplied,
     target_of,
 )
-from ficco.kernels.tile_signal import count_tiles
 
 __all__ = ["share_tiles"]
 
@@ -46,8 +45,8 @@ def _kept(
     scratch,
     program,
     i: tl.constexpr,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     """Return pointers to a program's scratch for a quarter of its slice's product."""
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
@@ -60,8 +59,8 @@ def _keep(
     total,
     scratch,
     program,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     """Store a slice's product by quarters, whose exchange between threads needs less memory."""
     for i in tl.static_range(4):
@@ -79,10 +78,10 @@ def _finish(  # noqa: PLR0913 - a kernel's arguments are its interface
     c_stride,
     bias,
     has_bias,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BEGUN: tl.constexpr,
+    COL_STEP: tl.constexpr,
 ):
     """Store a tile: the end's product plus the slices of programs begin to past, in that order."""
     WIDTH: tl.constexpr = COLS // 4  # noqa: N806
@@ -128,16 +127,16 @@ def share_tiles(  # noqa: PLR0913 - a kernel's arguments are its interface
     c_stride,
     partial_stride,
     timeout_ns,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    A_BULK: tl.constexpr,  # noqa: N803
-    B_BULK: tl.constexpr,  # noqa: N803
-    B_TURNED: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
-    AWAITS: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    A_BULK: tl.constexpr,
+    B_BULK: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    BEGUN: tl.constexpr,
+    COL_STEP: tl.constexpr,
+    AWAITS: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Multiply this program's slice of a split tile; with the tile's end, store the tile.
 

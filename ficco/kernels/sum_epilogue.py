@@ -23,8 +23,8 @@ TERM_FIELDS = tl.constexpr(2)
 @triton.jit
 def halves(
     tile,
-    ROWS: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    COLS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     """Return the left and the right half of a tile."""
     return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLS // 2)), (0, 2, 1)))
@@ -34,8 +34,8 @@ def halves(
 def quarter(
     tile,
     i: tl.constexpr,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     """Return the i-th quarter of a tile's columns."""
     left, right = halves(tile, ROWS, COLS)
@@ -58,11 +58,11 @@ def store_columns(  # noqa: PLR0913 - a kernel's arguments are its interface
     end,
     bias,
     has_bias,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    TERMS: tl.constexpr,  # noqa: N803
-    OWN_AT: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TERMS: tl.constexpr,
+    OWN_AT: tl.constexpr,
+    BEGUN: tl.constexpr,
 ):
     """Run `store_sum` for some columns. has_bias: 0 if there is no bias."""
     row = tl.arange(0, ROWS)
@@ -100,11 +100,11 @@ def store_sum(  # noqa: PLR0913
     end,
     bias,
     has_bias,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    TERMS: tl.constexpr,  # noqa: N803
-    OWN_AT: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TERMS: tl.constexpr,
+    OWN_AT: tl.constexpr,
+    BEGUN: tl.constexpr,
 ):
     """Store `rows` rows of a tile's sum with the rows of `recv` that `terms` names (+ bias).
 

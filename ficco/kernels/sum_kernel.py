@@ -27,9 +27,9 @@ def sum_terms(  # noqa: PLR0913 - a kernel's arguments are its interface
     own_stride: tl.int64,
     own_at: tl.int32,
     has_bias: tl.int32,
-    COUNT: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     """Store in target the sum of COUNT slots, with own before slot own_at, and bias if has_bias."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]

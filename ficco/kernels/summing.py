@@ -5,14 +5,16 @@ It is one pass: sums are float32, in the order of ranks independent of timing, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ficco.kernels import loading
-from ficco.kernels.arrays import dtype_name, library_of, stride
+from ficco.kernels.arrays import call_stride, dtype_name, library_of
 from ficco.kernels.declarations import SUM
+from ficco.kernels.records import LaunchOf, Of, Operands, Record, Setting
 from ficco.kernels.variants import Launch
-
-__all__ = ["launch_of", "sum_partials"]
+from ficco.plan import Region
+from ficco.program import Sum
 
 _ROWS, _COLS, _WARPS = 8, 512, 4
 
@@ -60,8 +62,8 @@ def launch_of(
     arguments = {
         "target": target, "slots": slots, "own": own, "bias": target if bias is None else bias,
         "rows": rows, "cols": cols,
-        "target_stride": stride(target, 0), "slots_stride": stride(slots, 0),
-        "slot_rows": slot_rows, "own_stride": stride(own, 0),
+        "target_stride": call_stride(target), "slots_stride": call_stride(slots),
+        "slot_rows": slot_rows, "own_stride": call_stride(own),
         "own_at": own_at, "has_bias": int(bias is not None),
         "COUNT": count, "ROWS": _ROWS, "COLS": _COLS,
     }  # fmt: skip
@@ -69,3 +71,24 @@ def launch_of(
     grid = (-(-rows // _ROWS), -(-cols // _COLS))
     arrays = arrays or library_of(target.device)
     return Launch(SUM, arguments, grid, _WARPS, dtypes=dtypes, arrays=arrays)
+
+
+def _operands(work: Sum, of: Of, _: Mapping[str, Region]) -> dict[str, Any]:
+    bias = None if work.bias is None else of(work.bias)
+    return {"slots": of(work.slots), "own": of(work.own), "bias": bias, "target": of(work.target)}
+
+
+def _prepare(work: Sum, setting: Setting) -> LaunchOf:
+    def launch(given: Operands, _: int) -> Launch | None:
+        slots, own, target = given["slots"], given["own"], given["target"]
+        if not target.shape[0] or not target.shape[1]:
+            return None
+        return launch_of(
+            slots, work.distance, work.number, own, work.own_at, given.get("bias"), target,
+            setting.arrays,
+        )  # fmt: skip
+
+    return launch
+
+
+RECORD = Record((SUM,), _operands, _prepare, {"rows": 0}, in_captures=True)

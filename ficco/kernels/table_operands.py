@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ficco.errors import InputError
-from ficco.kernels.arrays import address, dtype_name, item_bytes, stride
+from ficco.core.errors import InputError
+from ficco.kernels.arrays import address, call_stride, dtype_name, item_bytes, stride
 from ficco.kernels.one_kernel import ALIGN, check_operand, check_rows
+from ficco.kernels.records import Operands
 from ficco.kernels.variants import Launch
-from ficco.tables import MOST_TABLES
-
-__all__ = ["TableOperands", "check_tables", "divisors_of", "filled_weights", "tuples_of"]
+from ficco.plan.tables import MOST_TABLES
 
 _LENGTHS = (8, MOST_TABLES)  # of the tuples, which are part of a compiled kernel
 _INT32_MAX = (1 << 31) - 1
@@ -39,6 +38,15 @@ class TableOperands(NamedTuple):
     y: Any
     weights: Sequence[Any]
 
+    @classmethod
+    def of(cls, operands: Operands, count: int) -> TableOperands:
+        """Return operands by name: table0, indices0, offsets0, weights0, table1, ... and y0."""
+        tables, indices, offsets, weights = (
+            [operands.get(f"{name}{i}") for i in range(count)]
+            for name in ("table", "indices", "offsets", "weights")
+        )
+        return cls(tables, indices, offsets, operands["y0"], weights)
+
 
 def tuples_of(
     operands: TableOperands, modes: Sequence[str], multiples: Sequence[int]
@@ -47,11 +55,11 @@ def tuples_of(
 
     Args:
         operands: of the call, checked.
-        modes: how each table is pooled, see `ficco.problem.MODES`.
+        modes: how each table is pooled, see `ficco.operators.problem.MODES`.
         multiples: further numbers of elements that 16 bytes must divide for wide loads and stores.
     """
     tables, indices, offsets, y, weights = operands
-    strides, items = [stride(each, 0) for each in tables], [item_bytes(y)]
+    strides, items = [call_stride(each) for each in tables], [item_bytes(y)]
     items += [item_bytes(each) for each in tables[:1]]  # tables have one dtype
     item = min(items)
     aligned = all(
@@ -62,8 +70,8 @@ def tuples_of(
         "strides": _filled(strides, 0),
         "indices": _filled(indices, y),
         "offsets": _filled(offsets, y),
-        "ends": _filled([each.shape[1] for each in indices], 0),
-        "weights": filled_weights(weights, y),
+        "ends": _filled([call_stride(each) if each.shape[1] else 0 for each in indices], 0),
+        "weights": _filled_weights(weights, y),
         "batch": offsets[0].shape[1] if tables else 0,
         "means": _as_bits(modes, "mean"),
         "weighted": _as_bits(modes, "weighted"),
@@ -73,7 +81,7 @@ def tuples_of(
     }
 
 
-def filled_weights(weights: Sequence[Any], y: Any) -> tuple[Any, ...]:
+def _filled_weights(weights: Sequence[Any], y: Any) -> tuple[Any, ...]:
     """Return the kernel's weights: an entry for each table, or one that it does not read.
 
     Args:
@@ -98,16 +106,16 @@ def _filled(values: Sequence[Any], other: Any) -> tuple[Any, ...]:
     return (*values, *[filler] * (length - len(values)))
 
 
-def divisors_of(launch: Launch, target: str) -> dict[str, int]:
-    """Return what a launch assumes of its arguments: bytes of addresses, elements of strides.
+def assuming(launch: Launch) -> Launch:
+    """Return a launch with what its constants assume of the tables, and of the result.
 
-    target: name of the argument that is the result.
+    The result is the kernel's first parameter.
     """
     edge, alignment = launch.arguments["EDGE"], launch.arguments["BYTES"]
-    tables = range(len(launch.arguments["tables"]))
+    target, tables = launch.kernel.parameters[0].name, range(len(launch.arguments["tables"]))
     addresses = dict.fromkeys([target, *[f"tables.{i}" for i in tables]], alignment)
     strides = [f"{target}_stride", *[f"strides.{i}" for i in tables]]
-    return addresses | dict.fromkeys(strides, edge)
+    return launch._replace(odd=True, divisors=addresses | dict.fromkeys(strides, edge))
 
 
 def check_tables(
@@ -132,7 +140,8 @@ def check_tables(
         )
     batch = offsets[0].shape[1] if tables else 0
     for i, each in enumerate(tables):
-        check_operand(f"table{i}", each, (each.shape[0], dims[i]), dtype)
+        rows = 0 if each is None else each.shape[0]
+        check_operand(f"table{i}", each, (rows, dims[i]), dtype)
         check_rows(f"table{i}", each)
         if max(each.shape[0], stride(each, 0)) > _INT32_MAX:
             raise InputError(

@@ -11,15 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ficco.kernels.signals import count_tiles
 from ficco.kernels.sum_epilogue import halves, store_columns, store_sum
-from ficco.kernels.tile_signal import count_tiles
 
-__all__ = ["AWAITED", "COLUMN", "COLUMNS_END", "COUNT", "HEIGHT", "PART", "PLACE_FIELDS", "RAISED",
-           "TARGET_ROW", "count_stored", "multiplied", "store_summed", "store_tile",
-           "target_of"]  # fmt: skip
+__all__ = ["AWAITED", "AWAY", "COLUMN", "COLUMNS_END", "COUNT", "HEIGHT", "PART", "PLACE_FIELDS",
+           "RAISED", "ROW", "SOURCE_ROW", "TARGET_ROW", "count_stored", "multiplied",
+           "store_summed", "store_tile", "target_of"]  # fmt: skip
 
 # Fields of the rows of a table of tiles.
-_SOURCE_ROW = tl.constexpr(0)
+SOURCE_ROW = tl.constexpr(0)
 TARGET_ROW = tl.constexpr(1)
 HEIGHT = tl.constexpr(2)
 COLUMN = tl.constexpr(3)
@@ -28,8 +28,8 @@ PART = tl.constexpr(5)
 AWAITED = tl.constexpr(6)
 RAISED = tl.constexpr(7)
 COUNT = tl.constexpr(8)
-_AWAY = tl.constexpr(9)
-_ROW = tl.constexpr(10)
+AWAY = tl.constexpr(9)
+ROW = tl.constexpr(10)
 PLACE_FIELDS = tl.constexpr(11)
 
 
@@ -44,20 +44,20 @@ def multiplied(  # noqa: PLR0913 - a kernel's arguments are its interface
     first,
     past,
     k,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    DEEP: tl.constexpr,  # noqa: N803
-    A_BULK: tl.constexpr,  # noqa: N803
-    B_BULK: tl.constexpr,  # noqa: N803
-    B_TURNED: tl.constexpr,  # noqa: N803
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEEP: tl.constexpr,
+    A_BULK: tl.constexpr,
+    B_BULK: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Return the float32 product of a tile over depth steps first to past.
 
     Rows beyond the tile's are undefined. B_TURNED: 0, elements of a row of b are adjacent; 1,
     elements of a column; 2, neither. Bulk loads need 0 or 1.
     """
-    a_row = tl.load(place + _SOURCE_ROW)
+    a_row = tl.load(place + SOURCE_ROW)
     rows = tl.load(place + HEIGHT)
     col = tl.load(place + COLUMN)
     n = tl.load(place + COLUMNS_END)
@@ -104,7 +104,7 @@ def target_of(
     has_bias,
 ):
     """Return a tile's target, the target's stride, and has_bias, which is 0 for `partial`."""
-    away = tl.load(place + _AWAY) != 0
+    away = tl.load(place + AWAY) != 0
     target = tl.where(away, partial, c)
     stride = tl.where(away, partial_stride, c_stride)
     biased = tl.where(away, 0, has_bias)
@@ -119,7 +119,7 @@ def count_stored(
     stored,
     counters,
     signals,
-    ON_GPU: tl.constexpr,  # noqa: N803
+    ON_GPU: tl.constexpr,
 ):
     """Return how many stored tiles of the part this program has not counted, with this one.
 
@@ -144,10 +144,10 @@ def store_tile(  # noqa: PLR0913
     c_stride,
     bias,
     has_bias,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    COL_STEP: tl.constexpr,
+    BEGUN: tl.constexpr,
 ):
     """Store a tile of the table of tiles (+ the old value, if BEGUN) (+ bias, if has_bias).
 
@@ -182,18 +182,18 @@ def store_summed(  # noqa: PLR0913
     c_stride,
     bias,
     has_bias,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLS: tl.constexpr,  # noqa: N803
-    TERMS: tl.constexpr,  # noqa: N803
-    OWN_AT: tl.constexpr,  # noqa: N803
-    BEGUN: tl.constexpr,  # noqa: N803
-    COL_STEP: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TERMS: tl.constexpr,
+    OWN_AT: tl.constexpr,
+    BEGUN: tl.constexpr,
+    COL_STEP: tl.constexpr,
 ):
     """Store a tile of the table of tiles, summed with its part's terms; see `sum_epilogue`."""
     col = tl.load(place + COLUMN) // COL_STEP * COL_STEP
     end = tl.load(place + COLUMNS_END) // COL_STEP * COL_STEP
     store_sum(
-        total, recv, terms, tl.load(place + _ROW), recv_stride, c,
+        total, recv, terms, tl.load(place + ROW), recv_stride, c,
         tl.load(place + TARGET_ROW), tl.load(place + HEIGHT), c_stride, col, end, bias, has_bias,
         ROWS, COLS, TERMS, OWN_AT, BEGUN,
     )  # fmt: skip

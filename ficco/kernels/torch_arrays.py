@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from ficco.private.torch_core import current_device, current_stream
-
-__all__ = ["TorchArrays"]
+from ficco.core.private.torch_core import current_device, current_stream
 
 
 @lru_cache(maxsize=64)
@@ -52,3 +50,7 @@ class TorchArrays:
         """See `Arrays.current`."""
         device = current_device()
         return int(device), int(current_stream(device))
+
+    def capturing(self) -> bool:
+        """See `Arrays.capturing`."""
+        return self.on_gpu and torch.cuda.is_current_stream_capturing()

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ficco.dtypes import ALL
-from ficco.errors import InputError
+from ficco.core.dtypes import ALL
+from ficco.core.errors import InputError
 from ficco.kernels.amd_declarations import AMD_KERNELS
 from ficco.kernels.arrays import Bulk, address, dtype_name
 from ficco.kernels.declarations import KERNELS, Kernel
 
-__all__ = ["ALIGN", "Launch", "Passed", "Variant", "elements_of", "flattened",
-           "is_aligned", "kernel_of", "passed", "variant_of"]  # fmt: skip
-
 ALIGN = 16
-_KERNELS = KERNELS | AMD_KERNELS
+_KERNELS = KERNELS | AMD_KERNELS  # by name
 
 
 class Launch(NamedTuple):
@@ -38,6 +35,8 @@ class Launch(NamedTuple):
         dtypes: dtypes of arguments whose array is a placeholder, by argument.
         odd: whether to assume nothing about sizes, even if all are multiples of 16.
         arrays: the array library.
+        divisors: what the kernel's constants assume of arguments, beyond its parameters: bytes that
+            divide an address, or elements that divide a stride, by the names of `flattened`.
     """
 
     kernel: Kernel
@@ -49,6 +48,7 @@ class Launch(NamedTuple):
     dtypes: Mapping[str, str] = {}
     odd: bool = False
     arrays: Any = None
+    divisors: Mapping[str, int] = {}
 
 
 class Variant(NamedTuple):
@@ -102,6 +102,11 @@ class Passed(NamedTuple):
     divisor: int
 
 
+def declare(kernels: Iterable[Kernel]) -> None:
+    """Add kernels to those that variants name."""
+    _KERNELS.update({kernel.name: kernel for kernel in kernels})
+
+
 def kernel_of(variant: Variant) -> Kernel:
     """Return a variant's kernel."""
     return _KERNELS[variant.kernel]
@@ -145,11 +150,9 @@ def _assumed(aligned: bool, unknown: bool, kind: str) -> bool:
 
 def is_aligned(launch: Launch) -> bool:
     """Return whether all of a launch's arguments that may be specialized are multiples of 16."""
-    return all(
-        _value(launch.arguments[parameter.name]) % ALIGN == 0
-        for parameter in launch.kernel.parameters
-        if parameter.kind != "=" and not parameter.unknown
-    )
+    assumed = [p.name for p in launch.kernel.parameters if p.kind != "=" and not p.unknown]
+    values = flattened({name: launch.arguments[name] for name in assumed}).values()
+    return all(_value(value) % ALIGN == 0 for value in values)
 
 
 def _value(argument: Any) -> int:

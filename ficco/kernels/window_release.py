@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 
 from ficco.kernels.arrays import library_of
 from ficco.kernels.one_kernel import ranks_as_bits
-from ficco.problem import MAX_WORLD
-from ficco.tables import WindowRelease
-
-__all__ = ["ReleaseTable", "release_table"]
+from ficco.operators.problem import MAX_WORLD
+from ficco.plan.tables import WindowRelease
 
 
 class ReleaseTable(NamedTuple):

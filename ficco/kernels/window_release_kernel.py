@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.signal_sets import raise_words
-from ficco.problem import MAX_WORLD
+from ficco.kernels.signals import raise_words
+from ficco.operators.problem import MAX_WORLD
 
 __all__ = ["give_window_back"]
 
@@ -29,8 +29,8 @@ def give_window_back(  # noqa: PLR0913 - a kernel's arguments are its interface
     ended,
     raised,
     peers,
-    WORLD: tl.constexpr,  # noqa: N803 - Triton's way to mark constants
-    ON_GPU: tl.constexpr,  # noqa: N803
+    WORLD: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     """Clear `count` words, then raise a word at every peer, if this program is the last to end.
 

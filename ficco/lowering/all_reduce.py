@@ -23,22 +23,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
 from ficco.lowering import one_kernel_all_reduce, pulled_all_reduce
+from ficco.lowering.attachments import rows_added
 from ficco.lowering.cutting import check_implemented
-from ficco.lowering.finishing import Batch, await_data, batches, close, reduce
+from ficco.lowering.finishing import Arrival, Batch, await_data, batches, close, moves, reduce
 from ficco.lowering.one_kernel_all_reduce import REDUCED
-from ficco.lowering.producing import Products
-from ficco.lowering.recv_copies import Arrival, moves
+from ficco.lowering.producing import Products, alone
 from ficco.lowering.reduce_scatter import reduction_buffers, reduction_cut
 from ficco.lowering.ring import OPENED, PUSH, Own, check_ring, circulate, ring_words
 from ficco.lowering.scattering import Chunk, Cut, Made, finishes_between, make_and_push
-from ficco.lowering.single import alone
+from ficco.operators.problem import Problem, offsets
 from ficco.plan import Buffer, RankPlan, Region, Signal, Step
-from ficco.problem import Problem, offsets
-from ficco.schedule import MAX_CHUNKS, Schedule
-
-__all__ = ["lower_all_reduce"]
+from ficco.plan.schedule import MAX_CHUNKS, Schedule
 
 COLLECT = "collect"
 SPREAD = "spread"
@@ -77,11 +74,11 @@ def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPla
     if schedule.sums == "within":
         return _within(problem, schedule, cut, products)
     in_step = schedule.pace == "in_step"
-    first = offsets(problem.rows)
+    first, rows = offsets(problem.rows), rows_added(problem, rank)
     all_batches = batches(cut, per_chunk=False)
 
     def finish(batch: Batch, made: Made) -> list[Step]:
-        sums = reduce(cut, batch, first[rank], problem.outputs[0].bias)
+        sums = reduce(cut, batch, first[rank], rows)
         whole = batch.name == "all"
         own = Own(0 if whole else batch.arrived[0][1], sums[-1].writes[0], (sums[-1].id,))
         return [await_data(batch), *sums, *_push_on(cut, made.lanes, own, whole, in_step)]
@@ -96,17 +93,17 @@ def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPla
         for batch in all_batches:
             made.steps += finish(batch, made)
     data = [signal for batch in all_batches for signal in batch.signals]
-    data += _collect(cut, made, first, problem.itemsize)
+    data += _collect(cut, made, first, problem.result_itemsize)
     close(cut, made, data, COLLECT)
-    buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
+    buffers = (*reduction_buffers(problem, cut), _sums(problem))
     return RankPlan(rank, buffers, tuple(made.steps))
 
 
 def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) -> RankPlan:
     """Return the plan of one rank whose launch of own parts adds up and signals every chunk."""
     rank, first = cut.rank, offsets(problem.rows)
-    bias = problem.outputs[0].bias
-    cut = replace(cut, own="y0", own_row=first[rank], biased=bias, passed_on=True)
+    rows = rows_added(problem, rank)
+    cut = replace(cut, own="y0", own_row=first[rank], rows_added=rows, passed_on=True)
     made = make_and_push(cut, products)
     opened = tuple(dict.fromkeys(f"{lane}.wait_free" for lane in made.lanes.values()))
     several = len(set(made.lanes.values())) > 1
@@ -126,9 +123,9 @@ def _within(problem: Problem, schedule: Schedule, cut: Cut, products: Products) 
         own = Own(index, cut.piece(rank, chunk).target, after)
         made.steps += _push_on(cut, lanes, own, False, schedule.pace == "in_step")
     data = [signal for batch in batches(cut, per_chunk=False) for signal in batch.signals]
-    data += _collect(cut, made, first, problem.itemsize)
+    data += _collect(cut, made, first, problem.result_itemsize)
     close(cut, made, data, COLLECT)
-    buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
+    buffers = (*reduction_buffers(problem, cut), _sums(problem))
     return RankPlan(rank, buffers, tuple(made.steps))
 
 
@@ -136,7 +133,7 @@ def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -
     """Return the plan of one rank whose sums circulate on a ring."""
     first = offsets(problem.rows)
     cut = reduction_cut(problem, replace(schedule, pace="free"), rank)
-    cut = replace(cut, own="y0", own_row=first[rank], biased=problem.outputs[0].bias)
+    cut = replace(cut, own="y0", own_row=first[rank], rows_added=rows_added(problem, rank))
 
     def finish(done: Sequence[Own], made: Made) -> None:
         lanes = dict.fromkeys(made.lanes, SPREAD)
@@ -145,16 +142,15 @@ def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -
             made.steps += _push_on(cut, lanes, ready, False, schedule.pace == "in_step")
 
     made, data = circulate(cut, products, finish)
-    data += _collect(cut, made, first, problem.itemsize)
+    data += _collect(cut, made, first, problem.result_itemsize)
     close(cut, made, data, COLLECT, reading=[PUSH])
-    buffers = (*reduction_buffers(problem, products, cut), *_results(problem))
+    buffers = (*reduction_buffers(problem, cut), _sums(problem))
     return RankPlan(rank, buffers, tuple(made.steps))
 
 
-def _results(problem: Problem) -> tuple[Buffer, Buffer]:
-    """Return the output, and the window that receives the peers' sums."""
-    m, n, dtype = problem.m, problem.n, problem.dtype
-    return Buffer("y0", "output", m, n, dtype), Buffer(REDUCED, "window", m, n, dtype, copies=2)
+def _sums(problem: Problem) -> Buffer:
+    """Return the window that receives the peers' sums."""
+    return Buffer(REDUCED, "window", problem.m, problem.n, problem.result_dtype, copies=2)
 
 
 def _slot(cut: Cut, index: int) -> int:

@@ -6,16 +6,16 @@ NCCL runs it. Sums are rounded as the library rounds them.
 
 from __future__ import annotations
 
-from ficco.errors import ScheduleError
+from collections.abc import Sequence
+
+from ficco.core.errors import ScheduleError
+from ficco.lowering.attachments import row_regions, rows_added
 from ficco.lowering.multiplying import Group, Multiplied
 from ficco.lowering.multiplying import Piece as Gathered
-from ficco.lowering.producing import COMPUTE, PARTIAL, Bags, Piece, Products
-from ficco.lowering.single import alone
-from ficco.plan import Buffer, RankPlan, Region, Step
-from ficco.problem import Problem, offsets
-from ficco.schedule import Schedule
-
-__all__ = ["lower_collective"]
+from ficco.lowering.producing import COMPUTE, PARTIAL, Bags, Piece, Products, alone
+from ficco.operators.problem import Problem, offsets
+from ficco.plan import Buffer, RankPlan, Region, Step, operand_buffers
+from ficco.plan.schedule import Schedule
 
 _GATHERED = "gathered"
 _POOLED = "pooled"
@@ -40,21 +40,18 @@ def _check(problem: Problem, schedule: Schedule) -> None:
                 f"transport='collective' with {axis}={found!r}: a collective moves everything at "
                 f"once; the nearest that works is {axis}={value!r}, or transport='dma'"
             )
-    if problem.flow.finish == "move" and problem.world > 1 and problem.outputs[0].bias:
-        raise ScheduleError(
-            f"{problem.op} has no bias: rows are made from other ranks' weights; add it afterwards"
-        )
 
 
-def _exchange(problem: Problem, reads: tuple[Region, ...], writes: tuple[Region, ...]) -> Step:
+def _exchange(
+    problem: Problem, reads: tuple[Region, ...], writes: tuple[Region, ...], what: str = ""
+) -> Step:
     name = problem.flow.collective
-    return Step(name, COMPUTE, "collective", "sm", reads, writes, collective=name)
+    return Step(name + what, COMPUTE, "collective", "sm", reads, writes, collective=name)
 
 
 def _buffers(problem: Problem, rank: int, *more: Buffer) -> tuple[Buffer, ...]:
     """Return the problem's inputs, weights and outputs, and further buffers."""
-    operands = problem.operator.operands(problem, rank)
-    return (*[Buffer(*operand) for operand in operands], *more)
+    return (*operand_buffers(problem, rank), *more)
 
 
 def _gather(problem: Problem, rank: int) -> RankPlan:
@@ -71,6 +68,8 @@ def _gather(problem: Problem, rank: int) -> RankPlan:
         name = whole.buffer
         if name == _GATHERED:
             more = (Buffer(name, "workspace", height, k, problem.dtype),)
+        terms = multiplied.terms
+        more = (*more, *terms.windows(height, "workspace", 1))
         if problem.flow.collective == "all_gather":
             reads: tuple[Region, ...] = (x,) if x.rows else ()
             writes: tuple[Region, ...] = (whole,)
@@ -84,6 +83,12 @@ def _gather(problem: Problem, rank: int) -> RankPlan:
                 for block in blocks.incoming
             ])  # fmt: skip
         steps.append(_exchange(problem, reads, writes))
+        for term in terms.operands:
+            sent, arrived = (
+                tuple([terms.beside(box, term.name, 0, term.cols) for box in boxes])
+                for boxes in (reads, writes)
+            )
+            steps.append(_exchange(problem, sent, arrived, f".{term.name}"))
     if height:
         source = Region(rank, name, 0, height, 0, k)
         steps += [
@@ -108,11 +113,11 @@ def _scatter(problem: Problem, rank: int) -> RankPlan:
     if made.rows:
         piece = Piece(0, made.rows, 0, n, made)
         steps += [*products.begin([piece]), *products.steps("whole", [piece])]
-    bias = problem.outputs[0].bias
+    names = rows_added(problem, rank)
     if flow.shares:
         own = blocks.own
-        if bias and own.rows:  # every rank adds its bias to its own rows, once
-            steps.append(_biased(y._replace(row0=own.begin, row1=own.begin + own.rows)))
+        if names and own.rows:  # every rank adds its bias to its own rows, once
+            steps.append(_added(names, y._replace(row0=own.begin, row1=own.begin + own.rows)))
         steps.append(_exchange(problem, (made,), (y,)))
     else:
         reads: tuple[Region, ...] = tuple([
@@ -126,15 +131,15 @@ def _scatter(problem: Problem, rank: int) -> RankPlan:
                 for block in blocks.incoming
             ])  # fmt: skip
         steps.append(_exchange(problem, reads, writes))
-        if bias and rows:
-            steps.append(_biased(y))
+        if names and rows:
+            steps.append(_added(names, y))
     more = [] if flow.shares else [Buffer(PARTIAL, "workspace", made.rows, n, problem.dtype)]
     return RankPlan(rank, _buffers(problem, rank, *more), tuple(steps))
 
 
-def _biased(rows: Region) -> Step:
-    bias = Region(rows.rank, "bias0", 0, 1, rows.col0, rows.col1)
-    return Step("bias", COMPUTE, "reduce", "sm", (rows, bias), (rows,))
+def _added(names: Sequence[str], rows: Region) -> Step:
+    added = row_regions(rows.rank, names, rows.col0, rows.col1)
+    return Step("bias", COMPUTE, "reduce", "sm", (rows, *added), (rows,))
 
 
 def _pool(problem: Problem, rank: int) -> RankPlan:

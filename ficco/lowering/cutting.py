@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from ficco import registry
-from ficco.errors import ScheduleError
-from ficco.schedule import Schedule
-
-__all__ = ["arrivals", "check_implemented", "chunk_bounds", "departures", "is_edged", "turn_bounds"]
+from ficco.core.errors import ScheduleError
+from ficco.operators import registry
+from ficco.plan.schedule import Schedule
+from ficco.plan.tables import peers_of
 
 # Pieces begin at multiples of these numbers of rows or columns. A GEMM whose operands are not
 # aligned to 16 bytes takes several times as long. A partial tile takes as long as a whole tile.
@@ -24,13 +23,13 @@ def check_implemented(op: str, schedule: Schedule) -> None:
         ScheduleError: the message names the nearest schedule that works.
     """
     flow = registry.get(op).flow
-    if schedule.transport == "sm" and not flow.one_kernel:
+    if schedule.pulls and not flow.shares:
         raise ScheduleError(
-            f"{op}: transport='sm' is implemented only for {_ops(lambda f: f.one_kernel != '')}"
-            "; the nearest that works is transport='dma'"
+            f"{op}: transport='sm' with compute='whole' is implemented only for "
+            f"{_ops(lambda f: f.shares)}; the nearest that works is compute='gated'"
         )
     if schedule.shots != "two" and not flow.shares:
-        stores = ", as in gather_sm" if schedule.transport == "sm" else ""
+        stores = f", as in {registry.get(op).schedules[0]}" if schedule.transport == "sm" else ""
         raise ScheduleError(
             f"{op}: shots={schedule.shots!r} is only for {_ops(lambda f: f.shares)}; what works is "
             f"shots='two'{stores}"
@@ -112,6 +111,11 @@ def chunk_bounds(size: int, chunks: int, taper: str) -> tuple[int, ...]:
     return (*bounds, size)
 
 
+def row_bounds(rows: int, chunks: int) -> list[int]:
+    """Return the first row of each chunk of a rank's rows, and their number; some may be empty."""
+    return [rows * number // chunks for number in range(chunks + 1)]
+
+
 def turn_bounds(size: int, schedule: Schedule, turn: int, edge: int, taper: str) -> tuple[int, ...]:
     """Return the chunk bounds of the shard that travels in `turn`; in turn 0 the shard stays.
 
@@ -126,8 +130,7 @@ def turn_bounds(size: int, schedule: Schedule, turn: int, edge: int, taper: str)
 
 def departures(schedule: Schedule, world: int, rank: int) -> list[tuple[int, int]]:
     """Return (peer, chunk) in the order in which `rank` submits its pushes."""
-    peers = [(rank + turn) % world for turn in range(1, world)]
-    return _in_order(schedule, peers)
+    return _in_order(schedule, peers_of(rank, world))
 
 
 def arrivals(schedule: Schedule, world: int, rank: int) -> list[tuple[int, int]]:

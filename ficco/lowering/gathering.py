@@ -17,17 +17,16 @@ after all others: in pieces, it would need a float32 sum. Alone, it is cut as th
 
 from __future__ import annotations
 
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
+from ficco.lowering.attachments import Terms
 from ficco.lowering.cutting import arrivals, check_implemented, departures, turn_bounds
+from ficco.lowering.finishing import Arrival, moves
 from ficco.lowering.handshake import await_entered, closed, enter_all, push_lanes
 from ficco.lowering.multiplying import COMPUTE, WINDOW, Group, Multiplied, Piece
-from ficco.lowering.recv_copies import Arrival, moves
 from ficco.operators.blocks import Blocks
+from ficco.operators.problem import Problem
 from ficco.plan import RankPlan, Region, Signal, Step
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-
-__all__ = ["lower_gathering"]
+from ficco.plan.schedule import Schedule
 
 KEEP = "keep"
 
@@ -54,7 +53,7 @@ def lower_gathering(problem: Problem, schedule: Schedule, rank: int) -> RankPlan
     steps += products.gemms(_groups(cut, schedule), products.first, gated)
     steps += _late(cut, products, _staged(schedule))
     for i in products.kept:
-        steps += [*_own_kept(i, blocks, problem.k), *_arrivals_kept(i, cut, problem.itemsize)]
+        steps += [*_own_kept(i, blocks, problem.k), *_arrivals_kept(i, cut, problem.input_itemsize)]
     steps = closed(rank, peers, cut.data_words(), steps, COMPUTE, KEEP)
     steps += products.roundings()
     return RankPlan(rank, products.buffers(window=True), tuple(steps))
@@ -93,7 +92,7 @@ class _Cut:
 
     def __init__(self, problem: Problem, schedule: Schedule, blocks: Blocks) -> None:
         self.rank, self.world, self.k = blocks.rank, problem.world, problem.k
-        self.blocks = blocks
+        self.blocks, self.terms = blocks, Terms(problem, blocks.rank, WINDOW)
         self.by_rows = schedule.cut == "rows"
         self.schedule = schedule
         self.arrivals = [
@@ -165,7 +164,8 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
         source = Region(rank, "x", begin + row0, begin + row1, col0, col1)
         target = Region(peer, WINDOW, recv + row0, recv + row1, col0, col1)
         lane, name = lanes[peer], f"{chunk}to{peer}"
-        steps.append(Step(f"push.{name}", lane, "copy", "dma", (source,), (target,)))
+        boxes = cut.terms.with_terms(source, target)
+        steps.append(Step(f"push.{name}", lane, "copy", "dma", *boxes))
         arrived = (Signal(peer, "data", rank, chunk),)
         steps.append(Step(f"sent.{name}", lane, "raise", "none", signals=arrived))
     return steps
@@ -176,7 +176,8 @@ def _stage(cut: _Cut, first: bool) -> Step:
     begin, rows, recv = cut.blocks.own
     source = Region(cut.rank, "x", begin, begin + rows, 0, cut.k)
     target = Region(cut.rank, WINDOW, recv, recv + rows, 0, cut.k)
-    return Step("stage", COMPUTE if first else KEEP, "local_copy", "sm", (source,), (target,))
+    boxes = cut.terms.with_terms(source, target)
+    return Step("stage", COMPUTE if first else KEEP, "local_copy", "sm", *boxes)
 
 
 def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:

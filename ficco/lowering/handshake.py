@@ -24,9 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ficco.plan import Signal, Step
-from ficco.schedule import Schedule
-
-__all__ = ["HANDSHAKE", "await_entered", "closed", "enter_all", "push_lanes"]
+from ficco.plan.schedule import Schedule
 
 HANDSHAKE = "handshake"
 

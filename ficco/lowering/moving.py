@@ -6,17 +6,14 @@ ranks' tables, side by side. The copies out of the window are part of the operat
 
 from __future__ import annotations
 
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import batches, close, move
-from ficco.lowering.producing import PARTIAL, Bags, Products
+from ficco.lowering.producing import PARTIAL, Bags, Products, alone
 from ficco.lowering.scattering import RECV, Cut, make_and_push
-from ficco.lowering.single import alone, alone_with_bags
-from ficco.plan import Buffer, RankPlan
-from ficco.problem import Problem, offsets
-from ficco.schedule import Schedule
-
-__all__ = ["lower_moving"]
+from ficco.operators.problem import Problem, offsets
+from ficco.plan import Buffer, RankPlan, operand_buffers
+from ficco.plan.schedule import Schedule
 
 
 def lower_moving(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
@@ -27,10 +24,6 @@ def lower_moving(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     products = Products(problem, rank)
     if problem.world == 1:
         return alone(problem, products)
-    if problem.outputs[0].bias:
-        raise ScheduleError(
-            f"{problem.op} has no bias: rows are made from other ranks' weights; add it afterwards"
-        )
     blocks = problem.operator.blocks(problem, rank)
     widths, lefts = (problem.n,) * problem.world, (0,) * problem.world
     cut = Cut(blocks, schedule, widths, lefts, "y0", own_row=blocks.own.recv)
@@ -47,7 +40,7 @@ def _lower_bags(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     lefts = offsets(widths)
     bags = Bags(problem, rank, problem.lookups[rank])
     if problem.world == 1:
-        return alone_with_bags(problem, bags)
+        return alone(problem, bags)
     blocks = problem.operator.blocks(problem, rank)
     cut = Cut(blocks, schedule, widths, lefts[:-1], "y0", own_col=lefts[rank])
     return _lower(problem, cut, bags)
@@ -55,16 +48,15 @@ def _lower_bags(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
 def _lower(problem: Problem, cut: Cut, producer: Products | Bags) -> RankPlan:
     """Return the plan of a rank that makes and pushes its pieces, and moves arrivals to y0."""
-    rank, dtype = cut.rank, problem.dtype
-    (rows, columns), *_ = problem.result_shapes(rank)
+    rank, dtype = cut.rank, problem.result_dtype
+    (_, columns), *_ = problem.result_shapes(rank)
     made = make_and_push(cut, producer)
     arrivals = batches(cut, per_chunk=True)
-    made.steps += move(cut, arrivals, problem.itemsize)
+    made.steps += move(cut, arrivals, problem.result_itemsize)
     close(cut, made, [signal for batch in arrivals for signal in batch.signals])
     height = sum(block.rows for block in cut.blocks.outgoing)
     buffers = [
-        *producer.operands(),
-        Buffer("y0", "output", rows, columns, dtype),
+        *operand_buffers(problem, rank),
         Buffer(PARTIAL, "workspace", height, cut.widths[rank], dtype),
         Buffer(RECV, "window", cut.blocks.window_rows, columns, dtype, copies=2),
     ]

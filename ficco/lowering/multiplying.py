@@ -9,11 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
+from ficco.lowering.attachments import Terms, row_regions, rows_added
 from ficco.operators.blocks import Blocks
-from ficco.plan import Buffer, Part, Product, Region, Signal, Step
-from ficco.problem import Output, Problem
-
-__all__ = ["COMPUTE", "WINDOW", "Group", "Multiplied", "Piece"]
+from ficco.operators.problem import Output, Problem
+from ficco.plan import Buffer, Part, Product, Region, Signal, Step, operand_buffers
 
 WINDOW = "gathered"
 COMPUTE = "compute"
@@ -64,6 +63,8 @@ class Multiplied:
         if not self.first:
             self.first, self.late = self.late, []
         self.summed: set[int] = set()
+        self.terms = Terms(problem, self.rank, WINDOW)
+        self.rows = {i: rows_added(problem, self.rank, i) for i in self.all}
 
     def gemms(self, groups: list[Group], wanted: list[int], gated: bool) -> list[Step]:
         """Return the waits and GEMMs of all groups, or gated GEMMs with one part per group."""
@@ -152,8 +153,10 @@ class Multiplied:
                     b = Region(rank, output.operand, *depth, 0, columns)
                 c = Region(rank, target, *_range_in(output, piece), 0, columns)
                 added = adds[i, p]
-                bias = output.bias and not added
-                add = (Region(rank, f"bias{i}", 0, 1, 0, columns),) if bias else ()
+                add: tuple[Region, ...] = ()
+                if not added:
+                    rows = row_regions(rank, self.rows[i], 0, columns)
+                    add = (*self.terms.of(a, 0, columns), *rows)
                 products.append(Product(a, b, c, added, add))
         return tuple(products)
 
@@ -179,25 +182,17 @@ class Multiplied:
 
     def buffers(self, window: bool) -> tuple[Buffer, ...]:
         """Return all buffers of this rank. Call after `gemms`, which records `summed`."""
-        problem, rank = self.problem, self.rank
-        result = [Buffer("x", "input", problem.rows[rank], problem.k, problem.dtype)]
-        operands: set[str] = set()
-        for i, output in enumerate(problem.outputs):
-            columns = output.columns[rank]
-            depth = problem.m if output.axis == "contraction" else problem.k
-            if output.operand not in operands and output.axis != "gathered":
-                operands.add(output.operand)
-                shape = (columns, depth) if output.operand_transposed else (depth, columns)
-                result.append(Buffer(output.operand, "weight", *shape, problem.dtype))
-            if output.bias:
-                result.append(Buffer(f"bias{i}", "weight", 1, columns, problem.dtype))
-            height = self._height(output)
-            result.append(Buffer(f"y{i}", "output", height, columns, problem.dtype))
+        problem = self.problem
+        result = operand_buffers(problem, self.rank)
+        for i in sorted(self.summed):
             if self._target(i) == f"acc{i}":
-                result.append(Buffer(f"acc{i}", "workspace", height, columns, "float32"))
+                output = problem.outputs[i]
+                shape = self._height(output), output.columns[self.rank]
+                result.append(Buffer(f"acc{i}", "workspace", *shape, "float32"))
         if window:
             rows = self.blocks.window_rows
             result.append(Buffer(WINDOW, "window", rows, problem.k, problem.dtype, copies=2))
+            result += self.terms.windows(rows)
         return tuple(result)
 
 

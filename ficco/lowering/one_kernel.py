@@ -1,36 +1,24 @@
-"""Shared parts of plans that are one launch: required axes, slices, and the ends of their lane.
+"""Shared parts of lowering to one kernel: required axes, operands and slices of columns.
 
-A kernel that stores at peers runs such a plan (`ficco.kernels`), including all signals of the call.
-Copies are the kernel's stores: unit "sm". Chunks are slices of columns, over all rows, in order.
+A kernel that stores at peers or reads from them (`ficco.kernels`) runs the plan, including all
+signals of the call. Lowering makes the kernel's table; `one_kernel_steps` makes the plan from it.
 Writers to mailboxes do not wait for them to be free; see `ficco.plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from ficco.core.errors import ScheduleError
+from ficco.lowering.producing import Products
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.tables import OutputNames
 
-from ficco.errors import ScheduleError
-from ficco.plan import Region, Signal, Step
-from ficco.schedule import Schedule
-
-__all__ = ["LANE", "Slice", "check_axes", "closed", "opened", "signals_step", "slices", "stored"]
-
-LANE = "compute"
 ALIGN = 16  # columns: slices begin at a multiple of the widest store, if rows do
 
 _NEEDED = {
     "cut": "columns", "route": "all_peers", "order": "by_step", "start": "together",
     "compute": "gated", "taper": "none", "pace": "free", "sums": "apart",
 }  # fmt: skip
-
-
-class Slice(NamedTuple):
-    """Columns [begin, end), and the chunk number."""
-
-    number: int
-    begin: int
-    end: int
 
 
 def check_axes(schedule: Schedule, **others: str) -> None:
@@ -54,47 +42,24 @@ def check_axes(schedule: Schedule, **others: str) -> None:
         )
 
 
-def slices(size: int, chunks: int) -> list[Slice]:
-    """Cut `size` columns into `chunks` slices, or fewer if there are too few columns."""
+def products_of(problem: Problem, rank: int) -> tuple[Products, OutputNames]:
+    """Return the product that a rank makes for others, and the names of its matrices.
+
+    Raises:
+        ScheduleError: the rank multiplies several pairs.
+    """
+    if (pairs := max(map(len, problem.pairs), default=1)) > 1:
+        raise ScheduleError(
+            f"{problem.op}: transport='sm' multiplies one pair of x and w a rank; {pairs} found; "
+            "the nearest that works is transport='dma'"
+        )
+    products, output = Products(problem, rank), problem.outputs[0]
+    bias = "bias0" if output.bias else ""
+    turned = output.operand_transposed
+    return products, OutputNames("y0", products.last.w, bias, problem.n, turned)
+
+
+def slices(size: int, chunks: int) -> list[tuple[int, int]]:
+    """Cut `size` columns into `chunks` slices [begin, end), or fewer if there are too few."""
     width = max(1, -(-size // (chunks * ALIGN))) * ALIGN
-    begins = range(0, size, width)
-    return [Slice(j, begin, min(begin + width, size)) for j, begin in enumerate(begins)]
-
-
-def signals_step(name: str, kind: str, signals: tuple[Signal, ...]) -> Step:
-    """Return a step that waits for, raises or clears signals."""
-    return Step(f"{LANE}.{name}", LANE, kind, "none", signals=signals)
-
-
-def opened(rank: int, peers: Sequence[int], mailbox: bool = False) -> list[Step]:
-    """Return the beginning: wait until the peers' windows are free, then enter."""
-    free = tuple([Signal(rank, "free", peer) for peer in peers])
-    waits = [signals_step("wait_free", "wait", free), signals_step("clear_free", "clear", free)]
-    entered = tuple([Signal(peer, "entered", rank) for peer in peers])
-    return [*(() if mailbox else waits), signals_step("enter", "raise", entered)]
-
-
-def closed(
-    rank: int, peers: Sequence[int], received: Sequence[Signal], mailbox: bool = False
-) -> list[Step]:
-    """Return the end, after the waits for all `received` signals and for peers' `entered`."""
-    entered = [Signal(rank, "entered", peer) for peer in peers]
-    cleared = signals_step("clear", "clear", (*received, *entered))
-    free = tuple([Signal(peer, "free", rank) for peer in peers])
-    return [cleared, *(() if mailbox else (signals_step("leave", "raise", free),))]
-
-
-def stored(
-    rank: int,
-    name: str,
-    sources: Sequence[Region],
-    targets: Sequence[Region],
-    peers: Sequence[int],
-    chunk: int,
-) -> list[Step]:
-    """Return stores at peers, and the signals after them."""
-    signals = tuple([Signal(peer, "data", rank, chunk) for peer in peers])
-    return [
-        Step(f"push.{name}", LANE, "copy", "sm", tuple(sources), tuple(targets)),
-        Step(f"sent.{name}", LANE, "raise", "none", signals=signals),
-    ]
+    return [(begin, min(begin + width, size)) for begin in range(0, size, width)]

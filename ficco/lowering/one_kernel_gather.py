@@ -11,16 +11,15 @@ is copied out of the window at the end. With three ranks:
 
 from __future__ import annotations
 
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
 from ficco.lowering.cutting import check_implemented
-from ficco.lowering.handshake import await_entered
-from ficco.lowering.multiplying import WINDOW, Group, Multiplied, Piece
-from ficco.lowering.one_kernel import LANE, check_axes, closed, opened, slices, stored
-from ficco.plan import RankPlan, Region, Signal, Step
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-
-__all__ = ["MOST_OUTPUTS", "is_one_kernel", "lower_one_kernel_gather"]
+from ficco.lowering.multiplying import WINDOW, Multiplied
+from ficco.lowering.one_kernel import check_axes, slices
+from ficco.lowering.one_kernel_steps import plan_of
+from ficco.operators.problem import Problem
+from ficco.plan import RankPlan, window_places
+from ficco.plan.schedule import Schedule
+from ficco.plan.tables import GatherTable, OutputNames
 
 MOST_OUTPUTS = 4  # per launch; each output has its own weight and result
 
@@ -33,48 +32,27 @@ def is_one_kernel(problem: Problem) -> bool:
 def lower_one_kernel_gather(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     _check(problem, schedule)
-    blocks, world = problem.operator.blocks(problem, rank), problem.world
-    _, own, first = blocks.own
+    blocks, world, rows = problem.operator.blocks(problem, rank), problem.world, problem.rows
     products = Multiplied(problem, blocks)
-    shard = Piece("x", first, first, first + own, 0, problem.k)
-    if world == 1:
-        steps = products.gemms([Group("whole", (), (shard,))], products.first, gated=False)
-        steps += _kept(products, [shard])
-        return RankPlan(rank, products.buffers(window=False), tuple(steps))
-
-    cut = slices(problem.k, schedule.chunks)
-    peers = [(rank + turn) % world for turn in range(1, world)]
-    steps = opened(rank, peers)
-    for number, begin, end in cut if own else ():
-        source = Region(rank, "x", 0, own, begin, end)
-        targets = [Region(p, WINDOW, first, first + own, begin, end) for p in peers]
-        steps += stored(rank, f"{number}", [source] * len(peers), targets, peers, number)
-    steps.append(await_entered(rank, peers, LANE))
-    signals = tuple(
-        [Signal(rank, "data", peer, chunk.number) for peer in peers if problem.rows[peer]
-         for chunk in cut]
+    buffers, cut = products.buffers(window=world > 1), slices(problem.k, schedule.chunks)
+    outputs = [
+        OutputNames(
+            f"y{i}", output.operand, f"bias{i}" if output.bias else "", output.columns[rank],
+            output.operand_transposed,
+        )
+        for i in products.first
+        for output in [problem.outputs[i]]
+        if output.columns[rank]
+    ]  # fmt: skip
+    table = GatherTable(
+        rank=rank, world=world, m=problem.m, k=problem.k, dtype=problem.dtype,
+        own_row=blocks.own.recv if rows[rank] else 0, own_rows=rows[rank],
+        width=cut[0][1] if rows[rank] else 0, slices=len(cut),
+        sources=tuple([source for source in range(world) if rows[source] and source != rank]),
+        gathered=window_places(buffers)[0].get(WINDOW, 0), outputs=tuple(outputs),
+        kept=f"y{products.kept[0]}" if products.kept else "",
     )  # fmt: skip
-    window = [(0, first), (first + own, problem.m)]
-    pieces = [Piece(WINDOW, 0, *rows, 0, problem.k) for rows in window if rows[0] < rows[1]]
-    pieces += [shard] if own else []
-    pieces.sort(key=lambda piece: piece.row0)
-    steps += products.gemms([Group("all", signals, tuple(pieces))], products.first, gated=False)
-    steps += _kept(products, pieces)
-    steps += closed(rank, peers, signals)
-    return RankPlan(rank, products.buffers(window=True), tuple(steps))
-
-
-def _kept(products: Multiplied, pieces: list[Piece]) -> list[Step]:
-    """Return the copies of all rows into outputs that hold the gathered x."""
-    rank, steps = products.rank, []
-    for index in products.kept:
-        reads, writes = [], []
-        for buffer, shift, row0, row1, *columns in pieces:
-            reads.append(Region(rank, buffer, row0 - shift, row1 - shift, *columns))
-            writes.append(Region(rank, f"y{index}", row0, row1, *columns))
-        name = f"keep{index}"
-        steps.append(Step(name, LANE, "local_copy", "sm", tuple(reads), tuple(writes)))
-    return steps
+    return plan_of(table, buffers)
 
 
 def _check(problem: Problem, schedule: Schedule) -> None:

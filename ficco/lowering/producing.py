@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ficco.plan import Buffer, Part, Product, Region, Signal, Step, modes_in_step
-from ficco.problem import Pair, Problem, offsets
-
-__all__ = ["COMPUTE", "PARTIAL", "Bags", "Gated", "Piece", "Producer", "Products"]
+from ficco.lowering.attachments import Terms, row_regions, rows_added
+from ficco.operators.problem import Pair, Problem, offsets
+from ficco.plan import (
+    Buffer,
+    Part,
+    Product,
+    RankPlan,
+    Region,
+    Signal,
+    Step,
+    modes_in_step,
+    operand_buffers,
+)
 
 COMPUTE = "compute"
 PARTIAL = "partial"  # workspace: products for peers and, in a reduction, for this rank
@@ -53,9 +62,6 @@ class Producer(Protocol):
     def gated(self, name: str, groups: Sequence[Gated]) -> list[Step]:
         """Return one launch with a part per group; a GEMM is called `name`. No group: no steps."""
 
-    def operands(self) -> list[Buffer]:
-        """Return the buffers that the steps read."""
-
 
 class Products:
     """Pieces by GEMM: x [rows, k_r] times w [k_r, n]. If k_r is 0, only the added terms.
@@ -73,6 +79,7 @@ class Products:
         self.before = [pair for pair in before if pair.depth]
         self.depth = self.last.depth
         self.height = problem.m if problem.depths else problem.rows[rank]
+        self.terms = Terms(problem, rank)
 
     def begin(self, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.begin`: all pairs but the last."""
@@ -83,7 +90,7 @@ class Products:
 
     def whole(self, target: Region, add: tuple[Region, ...]) -> list[Step]:
         """Return the steps that make the whole result at once."""
-        piece = Piece(0, target.rows, 0, target.cols, target, add)
+        piece = self._with_terms(Piece(0, target.rows, 0, target.cols, target, add))
         return [
             self._step(
                 f"gemm.{pair.x}",
@@ -94,6 +101,7 @@ class Products:
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.steps`."""
+        pieces = [self._with_terms(piece) for piece in pieces]
         if not self.depth:
             return [
                 Step(f"zero.{name}.{i}", COMPUTE, "reduce", "sm", piece.add, (piece.target,))
@@ -126,7 +134,7 @@ class Products:
                     steps.append(ready)
             return steps
         parts = tuple(
-            Part(waits, tuple([self._last(piece) for piece in pieces]), raises=raised)
+            Part(waits, tuple([self._last(self._with_terms(p)) for p in pieces]), raises=raised)
             for pieces, waits, raised in groups
         )
         # The launch waits for products of peers' kernels.
@@ -136,23 +144,17 @@ class Products:
         return [step._replace(concurrent=spins)]
 
     def operands(self) -> list[Buffer]:
-        """See `Producer.operands`."""
-        columns, dtype = self.output.columns[self.rank], self.problem.dtype
-        transposed = self.output.operand_transposed
-        buffers = []
-        for pair in self.pairs:
-            shape = (columns, pair.depth) if transposed else (pair.depth, columns)
-            buffers += [
-                Buffer(pair.x, "input", self.height, pair.depth, dtype),
-                Buffer(pair.w, "weight", *shape, dtype),
-            ]
-        if self.output.bias:
-            buffers.append(Buffer("bias0", "weight", 1, columns, dtype))
-        return buffers
+        """Return the buffers that the steps read."""
+        return _read(self.problem, self.rank)
 
     def _step(self, name: str, products: Sequence[Product]) -> Step:
         transposed = self.output.operand_transposed
         return Step(name, COMPUTE, "gemm", "sm", products=tuple(products), transpose_b=transposed)
+
+    def _with_terms(self, piece: Piece) -> Piece:
+        """Return a piece plus the terms of its rows of x."""
+        rows = Region(self.rank, "x", piece.row0, piece.row1, 0, 0)
+        return piece._replace(add=(*self.terms.of(rows, piece.col0, piece.col1), *piece.add))
 
     def _last(self, piece: Piece) -> Product:
         return self._product(self.last, piece, bool(self.before))
@@ -167,6 +169,10 @@ class Products:
         return Product(a, b, piece.target, accumulate, piece.add)
 
 
+def _read(problem: Problem, rank: int) -> list[Buffer]:
+    return [buffer for buffer in operand_buffers(problem, rank) if buffer.role != "output"]
+
+
 class Bags:
     """Pieces by pooling: bags of the batch, over all tables of this rank side by side."""
 
@@ -178,6 +184,10 @@ class Bags:
     def begin(self, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.begin`."""
         return []
+
+    def whole(self, target: Region, add: tuple[Region, ...]) -> list[Step]:
+        """Return the steps that make the whole result at once; nothing is added to bags."""
+        return self.steps("all", [Piece(0, target.rows, 0, target.cols, target)])
 
     def steps(self, name: str, pieces: Sequence[Piece]) -> list[Step]:
         """See `Producer.steps`."""
@@ -193,17 +203,8 @@ class Bags:
         return [Step("bag", COMPUTE, "bag", "sm", parts=tuple(parts))] if parts else []
 
     def operands(self) -> list[Buffer]:
-        """See `Producer.operands`."""
-        buffers, index_dtype = [], self.problem.index_dtype
-        for i, rows in enumerate(self.tables):
-            buffers += [
-                Buffer(f"table{i}", "weight", rows, self.dim, self.problem.dtype),
-                Buffer(f"indices{i}", "input", 1, self.lookups[i], index_dtype),
-                Buffer(f"offsets{i}", "input", 1, self.problem.m, index_dtype),
-            ]
-            if self.modes[i] == "weighted":
-                buffers.append(Buffer(f"weights{i}", "input", 1, self.lookups[i], "float32"))
-        return buffers
+        """Return the buffers that the steps read."""
+        return _read(self.problem, self.rank)
 
     def _regions(
         self, pieces: Sequence[Piece]
@@ -225,3 +226,11 @@ class Bags:
                     reads.append(Region(rank, f"weights{i}", 0, 1, 0, self.lookups[i]))
                 writes.append(target._replace(col0=left, col1=left + self.dim))
         return tuple(reads), tuple(writes), modes_in_step(self.modes * len(pieces))
+
+
+def alone(problem: Problem, producer: Products | Bags) -> RankPlan:
+    """Return the plan of a world of one, for operators that multiply or pool before they send."""
+    rows, columns = problem.result_shapes(0)[0]
+    added = row_regions(0, rows_added(problem, 0), 0, columns)
+    steps = producer.whole(Region(0, "y0", 0, rows, 0, columns), added)
+    return RankPlan(0, tuple(operand_buffers(problem, 0)), tuple(steps))

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ficco.lowering.attachments import rows_added
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import await_data, batches, close, reduce
-from ficco.lowering.producing import PARTIAL, Products
+from ficco.lowering.producing import PARTIAL, Products, alone
 from ficco.lowering.ring import PUSH, check_ring, circulate
 from ficco.lowering.scattering import RECV, Cut, make_and_push
-from ficco.lowering.single import alone
-from ficco.plan import Buffer, RankPlan, Signal
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-
-__all__ = ["lower_reduce_scatter", "reduction_buffers", "reduction_cut"]
+from ficco.operators.problem import Problem
+from ficco.plan import Buffer, RankPlan, Signal, operand_buffers
+from ficco.plan.schedule import Schedule
 
 
 def reduction_cut(problem: Problem, schedule: Schedule, rank: int) -> Cut:
@@ -30,11 +28,11 @@ def reduction_cut(problem: Problem, schedule: Schedule, rank: int) -> Cut:
     return Cut(blocks, schedule, widths, (0,) * problem.world, PARTIAL, blocks.own.begin)
 
 
-def reduction_buffers(problem: Problem, products: Products, cut: Cut) -> list[Buffer]:
+def reduction_buffers(problem: Problem, cut: Cut) -> list[Buffer]:
     """Return operands, workspaces and the window of a reduction."""
-    n, dtype = problem.n, problem.dtype
+    n, dtype = problem.n, problem.result_dtype
     return [
-        *products.operands(),
+        *operand_buffers(problem, cut.rank),
         Buffer(PARTIAL, "workspace", problem.m, n, dtype),
         Buffer(RECV, "window", cut.blocks.window_rows, n, dtype, copies=2),
     ]
@@ -48,28 +46,25 @@ def lower_reduce_scatter(problem: Problem, schedule: Schedule, rank: int) -> Ran
         return alone(problem, products)
     if schedule.sums == "along":
         return _ring(problem, schedule, rank, products)
-    within = schedule.sums == "within"
+    within, rows = schedule.sums == "within", rows_added(problem, rank)
     cut = reduction_cut(problem, schedule, rank)
     if within:
-        cut = replace(cut, own="y0", own_row=0, biased=problem.outputs[0].bias)
+        cut = replace(cut, own="y0", own_row=0, rows_added=rows)
     made = make_and_push(cut, products)
     data: list[Signal] = []
     for batch in batches(cut, per_chunk=False):
         if not within:
-            made.steps += [await_data(batch), *reduce(cut, batch, 0, problem.outputs[0].bias)]
+            made.steps += [await_data(batch), *reduce(cut, batch, 0, rows)]
         data += batch.signals
     close(cut, made, data)
-    buffers = reduction_buffers(problem, products, cut)
-    buffers.append(Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype))
-    return RankPlan(rank, tuple(buffers), tuple(made.steps))
+    return RankPlan(rank, tuple(reduction_buffers(problem, cut)), tuple(made.steps))
 
 
 def _ring(problem: Problem, schedule: Schedule, rank: int, products: Products) -> RankPlan:
     """Return the plan of one rank whose sums circulate on a ring."""
     check_ring(problem.op, schedule, problem.world)
     cut = reduction_cut(problem, schedule, rank)
-    cut = replace(cut, own="y0", own_row=0, biased=problem.outputs[0].bias)
+    cut = replace(cut, own="y0", own_row=0, rows_added=rows_added(problem, rank))
     made, data = circulate(cut, products)
     close(cut, made, data, reading=[PUSH])
-    y = Buffer("y0", "output", problem.rows[rank], problem.n, problem.dtype)
-    return RankPlan(rank, (*reduction_buffers(problem, products, cut), y), tuple(made.steps))
+    return RankPlan(rank, tuple(reduction_buffers(problem, cut)), tuple(made.steps))

@@ -24,15 +24,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ficco import registry
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
+from ficco.lowering.attachments import row_regions
 from ficco.lowering.handshake import enter_all
 from ficco.lowering.producing import COMPUTE, Piece, Producer
-from ficco.lowering.scattering import BIAS, RECV, Chunk, Cut, Made, begun
+from ficco.lowering.scattering import RECV, Chunk, Cut, Made, begun
+from ficco.operators import registry
 from ficco.plan import Region, Signal, Step
-from ficco.schedule import MAX_CHUNKS, Schedule
-
-__all__ = ["OPENED", "PUSH", "Own", "check_ring", "circulate", "ring_words"]
+from ficco.plan.schedule import MAX_CHUNKS, Schedule
 
 PUSH = "push"  # one lane: two would share the link and delay the chunk that is needed first
 OPENED = f"{PUSH}.wait_free"  # after this step peers' windows may be written
@@ -151,6 +150,6 @@ def _arrived(cut: Cut, rank: int, turn: int, chunk: Chunk) -> Region:
 def _piece(cut: Cut, turn: int, block: int, chunk: Chunk) -> Piece:
     """Return the piece of a turn's chunk, plus the sum that arrived; the own one plus the bias."""
     incoming = (_arrived(cut, cut.rank, turn, chunk),) if turn else ()
-    last = block == cut.rank and cut.biased
-    bias = (Region(cut.rank, BIAS, 0, 1, chunk.col0, chunk.col1),) if last else ()
-    return cut.piece(block, chunk)._replace(add=(*incoming, *bias))
+    names = cut.rows_added if block == cut.rank else ()
+    rows = row_regions(cut.rank, names, chunk.col0, chunk.col1)
+    return cut.piece(block, chunk)._replace(add=(*incoming, *rows))

@@ -20,18 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
+from ficco.lowering.attachments import row_regions
 from ficco.lowering.cutting import arrivals, departures, turn_bounds
 from ficco.lowering.handshake import await_entered, enter_all, push_lanes
 from ficco.lowering.producing import COMPUTE, PARTIAL, Gated, Piece, Producer
 from ficco.operators.blocks import Blocks
 from ficco.plan import Region, Signal, Step
-from ficco.schedule import Schedule
-
-__all__ = ["RECV", "Cut", "Made", "begun", "finishes_between", "make_and_push"]
+from ficco.plan.schedule import Schedule
 
 RECV = "recv"  # window: what peers made for this rank
-BIAS = "bias0"
 
 
 class Chunk(NamedTuple):
@@ -58,7 +56,7 @@ class Cut:
         widths: columns that each rank makes (they differ for embedding tables).
         recv_cols: the first column of each rank's data in the receive buffers.
         own: buffer of the own block, which begins at row `own_row` and column `own_col`.
-        biased: whether the launch that adds up adds a bias to the own block.
+        rows_added: single rows that the launch that adds up adds to the own block, by name.
         passed_on: whether that launch raises a signal per own chunk, because chunks are pushed on.
         known: cache of chunks.
     """
@@ -70,7 +68,7 @@ class Cut:
     own: str
     own_row: int = 0
     own_col: int = 0
-    biased: bool = False
+    rows_added: tuple[str, ...] = ()
     passed_on: bool = False
     known: dict[tuple[int, int, int, int], Chunk] = field(default_factory=dict)
 
@@ -310,8 +308,9 @@ def _summed(cut: Cut, index: int, chunk: Chunk) -> Gated:
     """Return an own chunk plus the part of every peer, in rank order."""
     peers = [peer for peer in range(cut.world) if peer != cut.rank]
     arrived = [cut.arrived(peer, chunk) for peer in peers]
-    bias = [term._replace(row0=0, row1=1, buffer=BIAS) for term in arrived[:1] if cut.biased]
-    piece = cut.piece(cut.rank, chunk)._replace(add=(*arrived, *bias))
+    own = cut.piece(cut.rank, chunk)
+    rows = row_regions(cut.rank, cut.rows_added, own.col0, own.col1)
+    piece = own._replace(add=(*arrived, *rows))
     raised = (Signal(cut.rank, "ready", cut.rank, index),) if cut.passed_on else ()
     waits = tuple([Signal(cut.rank, "data", peer, index) for peer in peers])
     return Gated((piece,), waits, raised)

@@ -17,7 +17,15 @@ from ficco.operators import (
     matmul_all_to_all,
     matmul_reduce_scatter,
 )
-from ficco.registry import Flow, Function, Operator, get, names, register, register_function
+from ficco.operators.registry import (
+    Flow,
+    Function,
+    Operator,
+    get,
+    names,
+    register,
+    register_function,
+)
 
 __all__ = ["OPERATORS", "Flow", "Function", "Operator", "get", "names", "register"]
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ficco.errors import InputError, shown
+from ficco.core.errors import InputError
 from ficco.operators import blocks
 from ficco.operators.arrays import (
     Library,
@@ -36,25 +36,25 @@ from ficco.operators.functions import (
     flat_weights,
     keep_weights,
     nested_weights,
+    other_call,
     size_for_this_rank,
     unequal_rows,
     weight_flops,
     weight_name,
 )
-from ficco.operators.products import bias_operand, bias_terms, draw_weight, weight_operand
+from ficco.operators.problem import Output, Problem, chunk_sizes, offsets
+from ficco.operators.products import bias_terms, weight_operand
 from ficco.operators.reference import (
-    bias_of,
     exact_product,
     library_of,
+    rows_of,
     weight_of,
     wide,
     zero_of,
 )
-from ficco.problem import Output, Problem, chunk_sizes, offsets
-from ficco.registry import (
+from ficco.operators.registry import (
     Array,
     Arrays,
-    Draw,
     Exact,
     Expected,
     Flow,
@@ -65,13 +65,8 @@ from ficco.registry import (
     Operator,
     Posed,
 )
-from ficco.symbolic import Source, combined, dot
-
-__all__ = ["OPERATOR"]
-
-
-def _check(problem: Problem) -> None:
-    """Accept every problem; the checks of `Problem` suffice."""
+from ficco.operators.shapes import check_weight, checked_axes
+from ficco.operators.symbolic import Source, combined, dot
 
 
 def _fields(world: int, m: int, n: int, k: int, rows: Sequence[int]) -> dict[str, Any]:
@@ -91,15 +86,12 @@ def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
 
 
 def _operands(problem: Problem, rank: int) -> list[Operand]:
-    p, shapes = problem, problem.result_shapes(rank)
-    operands = {"x": Operand("x", "input", p.rows[rank], p.k, p.dtype)}
-    for i, output in enumerate(p.outputs):
-        operands[f"y{i}"] = Operand(f"y{i}", "output", *shapes[i], p.dtype)
-        if output.axis != "gathered":
-            name = output.operand
-            operands[name] = weight_operand(p, output, name, _inner(p, output), rank)
-            operands |= {bias.name: bias for bias in bias_operand(p, i, rank)}
-    return list(operands.values())
+    p = problem
+    weights = {
+        output.operand: weight_operand(p, output, output.operand, _inner(p, output), rank)
+        for output in p.products
+    }
+    return [Operand("x", "input", p.rows[rank], p.k, p.dtype), *weights.values()]
 
 
 def _meaning(problem: Problem, rank: int) -> Iterator[Expected]:
@@ -139,34 +131,30 @@ def _along_contraction(p: Problem, rank: int, i: int) -> Iterator[Expected]:
         yield Expected(f"y{i}", 0, p.k, 0, columns, content)
 
 
-def _inputs(problem: Problem, rank: int, draw: Draw) -> dict[str, Array]:
-    inputs: dict[str, Array] = {"x": draw.normal(problem.rows[rank], problem.k)}
-    for i, output in enumerate(problem.outputs):
-        if output.axis == "gathered":
-            continue
-        w = draw_weight(problem, output, _inner(problem, output), rank, draw)
-        inputs.setdefault(output.operand, w)
-        if output.bias:
-            inputs[f"bias{i}"] = draw.normal(1, output.columns[rank])
-    return inputs
-
-
 def _reference(
     problem: Problem, inputs: Sequence[Arrays], ranks: Sequence[int]
 ) -> list[list[Exact]]:
-    x = library_of(inputs[0]["x"]).concatenate([wide(arrays["x"]) for arrays in inputs])
+    x, *terms = (
+        library_of(inputs[0][name]).concatenate([wide(arrays[name]) for arrays in inputs])
+        for name in ("x", *[term.name for term in problem.attached(0, "x")])
+    )
     return [
-        [_reference_of_output(problem, x, inputs[rank], i) for i in range(len(problem.outputs))]
+        [
+            _reference_of_output(problem, x, inputs[rank], i, terms)
+            for i in range(len(problem.outputs))
+        ]
         for rank in ranks
     ]
 
 
-def _reference_of_output(problem: Problem, x: Array, inputs: Arrays, i: int) -> Exact:
+def _reference_of_output(
+    problem: Problem, x: Array, inputs: Arrays, i: int, terms: Sequence[Array]
+) -> Exact:
     axis = problem.outputs[i].axis
     if axis == "gathered":
         return Exact(x, abs(x), zero_of(x), 0)
     a = x.T if axis == "contraction" else x
-    return exact_product(a, weight_of(problem, inputs, i), bias_of(problem, inputs, i))
+    return exact_product(a, weight_of(problem, inputs, i), *terms, *rows_of(problem, inputs, i))
 
 
 def _pose(
@@ -187,7 +175,7 @@ def _pose(
     rows = tuple(x.shape[0] for x in shards)
     equal_columns(shards, "xs", "m_r, k")
     m = sum(rows)
-    kinds = _axes(axes, len(weights[0]))
+    kinds = checked_axes(axes, len(weights[0]))
     biases = biases_of(bias, weights)
     arrays = [{"x": row_contiguous(x, library)} for x in shards]
     outputs = []
@@ -229,21 +217,6 @@ def _empty(
     ]  # fmt: skip
 
 
-def _axes(axes: Any, count: int) -> Sequence[str]:
-    if axes is None:
-        return ("rows",) * count
-    if not isinstance(axes, (tuple, list)):
-        raise InputError(
-            f"axes={shown(axes)}: a list is needed, 'rows' or 'contraction' per weight"
-        )
-    if len(axes) != count:
-        raise InputError(f"axes has {len(axes)} entries, there are {count} weights per rank")
-    for i, axis in enumerate(axes):
-        if axis not in ("rows", "contraction"):
-            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
-    return axes
-
-
 def _check_weights(
     weights: list[list[Array]],
     ws: Sequence[Any],
@@ -260,11 +233,7 @@ def _check_weights(
         if len(entry) != count:
             raise InputError(f"ws[{rank}] has {len(entry)} weights, ws[0] has {count}")
         check_same_dtype(entry[i], dtype, name)
-        if entry[i].shape[0] != inner:
-            raise InputError(
-                f"{name} has shape {entry[i].shape}; with xs of m={m}, k={k} and axis {axis!r} it "
-                f"is [{inner}, n_r] (pass linear.weight.T)"
-            )
+        check_weight(entry[i], name, inner, f"m={m}, k={k} and axis {axis!r}")
 
 
 # ---- the function of PyTorch: x, w, bias, biased, axes, rows, gathered, group, schedule, grain
@@ -299,25 +268,16 @@ def _local(
 
     `biased` has an entry per weight: whether it has a bias.
     """
-    kinds = list(axes) if axes is not None else ["rows"] * len(w)
-    if not len(w) == len(biased) == len(kinds) or not w:
-        raise InputError(
-            f"{len(w)} weights, {len(biased)} biases, {len(kinds)} axes: give one of each"
-        )
+    if len(w) != len(biased) or not w:
+        raise InputError(f"{len(w)} weights, {len(biased)} biases: give one of each")
+    kinds = checked_axes(axes, len(w))
     sizes = call.rows_of(rows)
     m, k = sum(sizes), x.shape[-1]
     outputs, tensors, offset = [], {"x": call.matrix}, iter(bias)
     for i, (weight, has, axis) in enumerate(zip(w, biased, kinds, strict=True)):
-        inner = {"rows": k, "contraction": m}.get(axis)
-        if inner is None:
-            raise InputError(f"axes[{i}]={axis!r}: it is 'rows' or 'contraction'")
-        name = weight_name(i, len(w))
+        name, inner = weight_name(i, len(w)), m if axis == "contraction" else k
         call.check(weight, name, 2)
-        if weight.shape[0] != inner:
-            raise InputError(
-                f"{name} is {list(weight.shape)}; with m={m}, k={k} and axis {axis!r} it is "
-                f"[{inner}, n_r] (pass linear.weight.t())"
-            )
+        check_weight(weight, name, inner, f"m={m}, k={k} and axis {axis!r}")
         columns = size_for_this_rank(weight.shape[1], call.rank, call.world)
         outputs.append(Output(columns, f"w{i}", axis, bias=has))
         tensors[f"w{i}"] = weight
@@ -335,16 +295,10 @@ def _local(
             return results
         pass_rows = "; pass rows= on all ranks if others have some"
         empty = empty_rows(call.rank, pass_rows) if k else empty_columns(call.rank, "x")
-        return Local(*_other_call(call, sizes), results, empty)
+        one = (Output((1,) * call.world, "w0"),)
+        other = Problem(call.name, call.world, unequal_rows(sizes), 1, one, call.dtype)
+        return Local(*other_call(other, call.rank, call.matrix), results, empty)
     return Local(Problem(call.name, call.world, sizes, k, tuple(outputs), call.dtype), tensors)
-
-
-def _other_call(call: Any, sizes: Sequence[int]) -> tuple[Problem, dict[str, Array]]:
-    """Return a small call that only ranks with empty results make; see `unequal_rows`."""
-    rows, output = unequal_rows(sizes), Output((1,) * call.world, "w0")
-    problem = Problem(call.name, call.world, rows, 1, (output,), call.dtype)
-    x, w = (call.matrix.new_zeros(shape) for shape in ((rows[call.rank], 1), (1, 1)))
-    return problem, {"x": x, "w0": w}
 
 
 def _local_products(
@@ -394,10 +348,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         mirrored = ["contraction" if axes[i] == "rows" else "rows" for i in wanted]
         operands = [dy_matrices[i] for i in wanted]
         if gathered:
-            dws = [  # with the layout of a linear layer's transposed weight
-                (dy.t() @ x).t() if axis == "contraction" else x @ dy
-                for dy, axis in zip(operands, mirrored, strict=True)
-            ]
+            dws = call.multiply(x, operands, mirrored)
         else:
             dws = call.gather(as_matrix(x), operands, mirrored, (rows, *rest))
         for i, dw in zip(wanted, dws, strict=True):
@@ -417,14 +368,12 @@ OPERATOR = Operator(
     flow=Flow(
         "gather", "products", "multiply", "all_gather", own_columns=True, one_kernel="gather"
     ),
-    schedules=("gather_sm",),
-    check=_check,
+    schedules=("gather_sm", "push_sm"),
     fields=_fields,
     result_shapes=_result_shapes,
     operands=_operands,
     meaning=_meaning,
     blocks=blocks.gathered,
-    inputs=_inputs,
     reference=_reference,
     pose=_pose,
     function=Function(

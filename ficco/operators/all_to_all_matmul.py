@@ -10,21 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ficco.operators import blocks, exchanges
-from ficco.operators.arrays import Library
 from ficco.operators.functions import transposed_splits
-from ficco.registry import Array, Flow, Kept, Operator, Posed
-
-__all__ = ["OPERATOR"]
-
-
-def _pose(
-    name: str,
-    library: Library,
-    xs: Sequence[Array],
-    ws: Sequence[Array],
-    splits: Sequence[Sequence[int]],
-) -> Posed | list[list[Array]]:
-    return exchanges.pose(name, library, xs, ws, splits)
+from ficco.operators.registry import Flow, Kept, Operator
 
 
 def _flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
@@ -33,7 +20,10 @@ def _flops(x: Any, w: Any, *rest: Any, out_shape: Any, **more: Any) -> int:
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
-    """No operator sums over arriving rows, so dw exchanges x once more."""
+    """No operator sums over arriving rows, so dw exchanges x once more.
+
+    If dx is needed first, x is exchanged then: dw alone sends nothing, as in PyTorch.
+    """
     x, w = kept.tensors
     splits, *rest = kept.rest
     dy = call.matrix(dys[0])
@@ -41,9 +31,14 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     if kept.needs[0]:
         args = (dy, w.t(), transposed_splits(splits), *rest)
         gradients[0] = call.mirror("matmul_all_to_all", args)
-    if kept.needs[1]:
-        arrived = call.run("exchange_rows", (x, splits, rest[0]))
-        gradients[1] = (dy.t() @ arrived).t()
+    if kept.needs[1] or kept.arrivals.wanted:
+        arrived = kept.arrivals.of(None)
+        if arrived is None:
+            arrived = call.run("exchange_rows", (x, splits, rest[0]))
+        if kept.needs[1]:
+            gradients[1] = (dy.t() @ arrived).t()
+        else:
+            kept.arrivals.keep(None, arrived)
     return gradients
 
 
@@ -52,14 +47,14 @@ OPERATOR = Operator(
     label="A2A+mm",
     about="send every rank its rows of x, and multiply what arrives with the weight of the rank",
     flow=Flow("gather", "products", "multiply", "all_to_all", splits=True),
+    schedules=("push_sm",),
     check=exchanges.check,
     fields=exchanges.fields,
     result_shapes=exchanges.result_shapes,
     operands=exchanges.operands,
     meaning=exchanges.expected,
     blocks=blocks.exchanged,
-    inputs=exchanges.inputs,
     reference=exchanges.reference,
-    pose=_pose,
+    pose=exchanges.pose,
     function=exchanges.function("all_to_all_matmul", _flops, _gradient),
 )

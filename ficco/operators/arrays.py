@@ -8,26 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ficco.dtypes import DTYPES, INDEX_DTYPES
-from ficco.errors import InputError
-from ficco.problem import MOST
-
-__all__ = [
-    "Library",
-    "bias_rows",
-    "biases_of",
-    "check_most",
-    "check_same_dtype",
-    "common_dtype",
-    "entry_name",
-    "equal_columns",
-    "integer_row",
-    "listed",
-    "matrices",
-    "matrix",
-    "row_contiguous",
-    "weight_row",
-]
+from ficco.core.dtypes import DTYPES, INDEX_DTYPES
+from ficco.core.errors import InputError
+from ficco.operators.problem import MOST
+from ficco.operators.shapes import check_bias
 
 Array = Any
 
@@ -204,7 +188,6 @@ def bias_rows(
             raise InputError("bias: some ranks have one and some have none")
         _check_library(bias, f"bias[{rank}]", rank, library)
         check_same_dtype(bias, dtype, f"bias[{rank}]")
-        if bias.shape not in ((columns[rank],), (1, columns[rank])):
-            raise InputError(f"bias[{rank}] has shape {bias.shape}; it is [{columns[rank]}]")
+        check_bias(bias, f"bias[{rank}]", columns[rank])
         rows.append(library.contiguous(bias).reshape(1, -1))
     return rows

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ficco.operators.functions import join, split
-from ficco.registry import Array, Function
-
-__all__ = ["EXCHANGE_ROWS", "TOKEN"]
+from ficco.operators.registry import Array, Function
 
 
 def _exchanged_shape(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ficco.checking import check_sum, whole_numbers
-from ficco.errors import InputError, shown
+from ficco.core.checking import check_sum, whole_numbers
+from ficco.core.errors import InputError, shown
 from ficco.operators.arrays import (
     Library,
     check_most,
@@ -17,10 +17,9 @@ from ficco.operators.arrays import (
     row_contiguous,
     weight_row,
 )
-from ficco.problem import Output, Problem, chunk_sizes
-from ficco.registry import Array, Arrays, Posed
-
-__all__ = ["bag_modes", "check_height", "pose", "wrong_bags"]
+from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.operators.registry import Array, Arrays, Posed
+from ficco.operators.shapes import check_bags
 
 _MOST_INT32_ROWS = 2**31 - 1
 
@@ -58,10 +57,10 @@ def pose(
     for rank in range(world):
         own_mode, own_weights = (each[rank] for each in of_ranks)
         modes.append(bag_modes(own_mode, own_weights, len(tables[rank]), f"[{rank}]"))
-        own = _pose_rank(rank, tables[rank], indices[rank], offsets[rank], library)
-        arrays.append(own | _pose_weights(rank, modes[rank], own_weights, own, library))
-    index_dtype = _index_dtype(arrays)
-    batch = _batch(arrays)
+        lists = tables[rank], indices[rank], offsets[rank]
+        arrays.append(_pose_rank(rank, *lists, modes[rank], own_weights, library))
+    counts = [len(own_tables) for own_tables in tables]
+    index_dtype, batch = _dtype_and_batch(arrays, counts)
     sizes = chunk_sizes(batch, world) if rows is None else whole_numbers(rows, "rows")
     check_sum(sizes, "rows", world, batch, "the number of offsets of each table")
     dimension = flat[0].shape[1]
@@ -85,6 +84,8 @@ def _pose_rank(
     tables: Sequence[Array],
     indices: Sequence[Array],
     starts: Sequence[Array],
+    modes: Sequence[str],
+    weights: Any,
     library: Library,
 ) -> dict[str, Array]:
     if not len(tables) == len(indices) == len(starts):
@@ -105,20 +106,10 @@ def _pose_rank(
             f"indices{i}": index,
             f"offsets{i}": start,
         }
+        if modes[i] == "weighted":
+            count = int(index.size)
+            arrays[f"weights{i}"] = weight_row(weights[i], f"weights{where}", count, rank, library)
     return arrays
-
-
-def _pose_weights(
-    rank: int, modes: Sequence[str], weights: Any, arrays: Arrays, library: Library
-) -> dict[str, Array]:
-    """Return the weights of a rank's weighted tables."""
-    return {
-        f"weights{i}": weight_row(
-            weights[i], f"weights[{rank}][{i}]", int(arrays[f"indices{i}"].size), rank, library
-        )
-        for i, mode in enumerate(modes)
-        if mode == "weighted"
-    }
 
 
 def _of_ranks(value: Any, name: str, world: int) -> Sequence[Any]:
@@ -185,41 +176,28 @@ def check_height(height: int, index_dtype: str, name: str) -> None:
         )
 
 
-def _index_dtype(arrays: Sequence[Arrays]) -> str:
-    """Return the dtype of all indices and offsets."""
-    found = {
-        f"{name}[{rank}][{i}]": str(own[f"{name}{i}"].dtype.name)
+def _dtype_and_batch(arrays: Sequence[Arrays], counts: Sequence[int]) -> tuple[str, int]:
+    """Return the dtype of all indices and offsets, and the number of bags of every table."""
+    named = [
+        (f"[{rank}][{i}]", own[f"indices{i}"], own[f"offsets{i}"])
         for rank, own in enumerate(arrays)
-        for i in range(_tables_in(own))
-        for name in ("indices", "offsets")
-    }
-    first, dtype = next(iter(found.items()))
-    for name, other in found.items():
-        if other != dtype:
+        for i in range(counts[rank])
+    ]
+    first, index, start = named[0]
+    dtype, batch = str(index.dtype.name), int(start.size)
+    for where, *pair in named:
+        for name, array in zip(("indices", "offsets"), pair, strict=True):
+            if array.dtype.name != dtype:
+                raise InputError(
+                    f"{name}{where} is {array.dtype.name}, indices{first} is {dtype}; give all "
+                    "indices and offsets in one dtype"
+                )
+        if pair[1].size != batch:
             raise InputError(
-                f"{name} is {other}, {first} is {dtype}; give all indices and offsets in one dtype"
+                f"offsets{where} has {pair[1].size} entries, offsets{first} has {batch}; all need "
+                "one per bag"
             )
-    return dtype
-
-
-def _tables_in(arrays: Arrays) -> int:
-    return sum(name.startswith("table") for name in arrays)
-
-
-def _batch(arrays: Sequence[Arrays]) -> int:
-    """Return the number of bags of every table."""
-    counts = {
-        f"offsets[{rank}][{i}]": int(own_arrays[f"offsets{i}"].size)
-        for rank, own_arrays in enumerate(arrays)
-        for i in range(_tables_in(own_arrays))
-    }
-    first, batch = next(iter(counts.items()))
-    for name, count in counts.items():
-        if count != batch:
-            raise InputError(
-                f"{name} has {count} entries, {first} has {batch}; all need one per bag"
-            )
-    return batch
+    return dtype, batch
 
 
 def _of_tables(entry: Any, name: str) -> list[Any]:
@@ -227,32 +205,3 @@ def _of_tables(entry: Any, name: str) -> list[Any]:
     if isinstance(entry, (tuple, list)) or getattr(entry, "ndim", 0) > 0:
         return list(entry)
     raise InputError(f"{name}: {type(entry).__name__} found; give a list with an array per table")
-
-
-def check_bags(index: Array, start: Array, height: int, where: str) -> None:
-    begins_at_0 = not start.size or start[0] == 0
-    fits = begins_at_0 and not (start[1:] < start[:-1]).any() and not (start > index.size).any()
-    if not fits or (index.size and not (index.min() >= 0 and index.max() < height)):
-        raise wrong_bags(index, start, height, where)
-
-
-def wrong_bags(index: Array, start: Array, height: int, where: str) -> InputError:
-    """Return the error about the first wrong offset, or else the first wrong index."""
-    indices, before = index.tolist(), 0
-    for at, offset in enumerate(start.tolist()):
-        found = f"offsets{where}[{at}]={offset}"
-        if at == 0 and offset != 0:
-            return InputError(f"{found}: the first offset must be 0")
-        if offset < before:
-            return InputError(f"{found}: an offset must not be below the one before, {before}")
-        if offset > len(indices):
-            return InputError(
-                f"{found}: an offset may be at most {len(indices)}, the number of entries of "
-                f"indices{where}"
-            )
-        before = offset
-    at = next(at for at, row in enumerate(indices) if not 0 <= row < height)
-    return InputError(
-        f"indices{where}[{at}]={indices[at]}: an index must be 0 or more and below {height}, the "
-        f"number of rows of tables{where}"
-    )

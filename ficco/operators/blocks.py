@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ficco.problem import Problem, offsets
-
-__all__ = ["Blocks", "Incoming", "Outgoing", "exchanged", "gathered", "scattered"]
+from ficco.operators.problem import Problem, offsets
 
 
 class Outgoing(NamedTuple):

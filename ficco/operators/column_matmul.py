@@ -19,9 +19,7 @@ from ficco.operators.functions import (
     nested_weights,
     weight_flops,
 )
-from ficco.registry import Array, Function, Kept
-
-__all__ = ["FUNCTION"]
+from ficco.operators.registry import Array, Function, Kept
 
 
 def _shapes(ranks: Any, x: Array, w: Sequence[Array], *rest: Any) -> list[Array]:

@@ -9,17 +9,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ficco.errors import InputError, shown
+from ficco.core.errors import InputError, shown
 from ficco.operators.bag_arrays import pose
 from ficco.operators.bag_functions import SUMMED
 from ficco.operators.blocks import Blocks, Incoming, Outgoing
+from ficco.operators.problem import MODES, POOLING, TABLES, Problem, check_per_rank, offsets
 from ficco.operators.products import check_one_output, one_output
 from ficco.operators.reference import is_tensor, library_of, wide, zero_of
-from ficco.problem import MODES, POOLING, TABLES, Problem, check_per_rank, offsets
-from ficco.registry import Array, Arrays, Draw, Exact, Expected, Flow, Operand, Operator
-from ficco.symbolic import Source, bags_name
-
-__all__ = ["OPERATOR"]
+from ficco.operators.registry import Array, Arrays, Exact, Expected, Flow, Operand, Operator
+from ficco.operators.symbolic import Source, bags_name
 
 
 def _check(problem: Problem) -> None:
@@ -59,15 +57,16 @@ def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
 
 def _operands(problem: Problem, rank: int) -> list[Operand]:
     p = problem
-    operands = [Operand("y0", "output", *p.result_shapes(rank)[0], p.dtype)]
+    operands: list[Operand] = []
     for i, (rows, mode) in enumerate(zip(p.tables[rank], p.modes_of(rank), strict=True)):
         operands += [
-            Operand(f"table{i}", "weight", rows, p.n, p.dtype),
-            Operand(f"indices{i}", "input", 1, p.lookups[rank][i], p.index_dtype),
-            Operand(f"offsets{i}", "input", 1, p.m, p.index_dtype),
+            Operand(table := f"table{i}", "table", rows, p.n, p.dtype),
+            Operand(f"indices{i}", "indices", 1, p.lookups[rank][i], p.index_dtype, table),
+            Operand(f"offsets{i}", "offsets", 1, p.m, p.index_dtype, table),
         ]
         if mode == "weighted":
-            operands.append(Operand(f"weights{i}", "input", 1, p.lookups[rank][i], "float32"))
+            count = p.lookups[rank][i]
+            operands.append(Operand(f"weights{i}", "factors", 1, count, "float32", table))
     return operands
 
 
@@ -91,19 +90,6 @@ def _blocks(problem: Problem, rank: int) -> Blocks:
         tuple(Incoming(0, problem.rows[rank]) for _ in range(world)),
         max(problem.rows),
     )
-
-
-def _inputs(problem: Problem, rank: int, draw: Draw) -> dict[str, Array]:
-    arrays: dict[str, Array] = {}
-    modes, dtype = problem.modes_of(rank), problem.index_dtype
-    for i, rows in enumerate(problem.tables[rank]):
-        lookups = problem.lookups[rank][i]
-        arrays[f"table{i}"] = draw.normal(rows, problem.n)
-        arrays[f"indices{i}"] = draw.integers(max(rows, 1), lookups, dtype)
-        arrays[f"offsets{i}"] = draw.rising((lookups if rows else 0) + 1, problem.m, dtype)
-        if modes[i] == "weighted":
-            arrays[f"weights{i}"] = draw.weights(lookups)
-    return arrays
 
 
 def _reference(
@@ -167,7 +153,6 @@ OPERATOR = Operator(
     operands=_operands,
     meaning=_meaning,
     blocks=_blocks,
-    inputs=_inputs,
     reference=_reference,
     pose=pose,
     function=SUMMED,

@@ -8,32 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ficco.checking import check_sum, whole_numbers
-from ficco.errors import InputError, shown
+from ficco.core.checking import check_sum, whole_numbers
+from ficco.core.errors import InputError, shown
 from ficco.operators.arrays import (
     Library,
     check_most,
     common_dtype,
-    equal_columns,
     matrices,
     row_contiguous,
 )
-from ficco.operators.functions import CALL, empty_columns, join, split
+from ficco.operators.functions import CALL, empty_columns, join, other_call, split
+from ficco.operators.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
 from ficco.operators.products import (
-    bias_operand,
     bias_terms,
     check_one_output,
-    draw_weight,
     one_output,
-    product_of,
     weight_operand,
 )
-from ficco.operators.reference import bias_of, exact_product, library_of, weight_of, wide, zero_of
-from ficco.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
-from ficco.registry import (
+from ficco.operators.reference import (
+    exact_product,
+    library_of,
+    rows_of,
+    terms_of,
+    weight_of,
+    wide,
+    zero_of,
+)
+from ficco.operators.registry import (
     Array,
     Arrays,
-    Draw,
     Exact,
     Expected,
     Function,
@@ -41,20 +44,8 @@ from ficco.registry import (
     Operand,
     Posed,
 )
-from ficco.symbolic import combined
-
-__all__ = [
-    "check",
-    "expected",
-    "fields",
-    "function",
-    "inputs",
-    "operands",
-    "pose",
-    "reference",
-    "result_shapes",
-    "splits_table",
-]
+from ficco.operators.shapes import Named, check_exchanged
+from ficco.operators.symbolic import combined, dot
 
 
 def check(problem: Problem) -> None:
@@ -87,33 +78,21 @@ def operands(problem: Problem, rank: int) -> list[Operand]:
     p, output = problem, problem.outputs[0]
     return [
         Operand("x", "input", p.rows[rank], p.k, p.dtype),
-        Operand("y0", "output", *p.result_shapes(rank)[0], p.dtype),
         weight_operand(p, output, output.operand, p.k, rank),
-        *bias_operand(p, 0, rank),
     ]
 
 
 def expected(problem: Problem, rank: int) -> Iterator[Expected]:
     """See `Operator.meaning`."""
-    p, columns = problem, problem.outputs[0].columns[rank]
+    p, output = problem, problem.outputs[0]
     arrived = offsets([row[rank] for row in p.splits])
     for s in range(p.world):
         begin = offsets(p.splits[s])[rank]
-        owner = rank if p.flow.gathers else s
-        term = product_of(p, s, owner, begin - arrived[s])
+        down, w = begin - arrived[s], (rank if p.flow.gathers else s, output.operand)
+        term = dot((s, "x"), False, down, w, output.operand_transposed, 0, 0, (0, p.k))
         if p.splits[s][rank]:
             content = combined([term, *bias_terms(p, 0, rank)])
-            yield Expected("y0", arrived[s], arrived[s + 1], 0, columns, content)
-
-
-def inputs(problem: Problem, rank: int, draw: Draw) -> dict[str, Array]:
-    """See `Operator.inputs`."""
-    output = problem.outputs[0]
-    arrays = {"x": draw.normal(problem.rows[rank], problem.k)}
-    arrays[output.operand] = draw_weight(problem, output, problem.k, rank, draw)
-    if output.bias:
-        arrays["bias0"] = draw.normal(1, output.columns[rank])
-    return arrays
+            yield Expected("y0", arrived[s], arrived[s + 1], 0, output.columns[rank], content)
 
 
 def reference(
@@ -127,16 +106,21 @@ def _received(problem: Problem, inputs: Sequence[Arrays], rank: int) -> Exact:
     """Return a rank's exact output: the products of its blocks of every rank's x, stacked."""
     blocks = []
     for s, arrays in enumerate(inputs):
-        edges = offsets(problem.splits[s])
-        x = wide(arrays["x"][edges[rank] : edges[rank + 1]])
-        owner = rank if problem.flow.gathers else s
-        blocks.append(exact_product(x, weight_of(problem, inputs[owner], 0)))
-    bias = bias_of(problem, inputs[rank], 0)
-    extra = 0.0 if bias is None else bias
+        begin, end = offsets(problem.splits[s])[rank : rank + 2]
+        weight = weight_of(problem, inputs[rank if problem.flow.gathers else s], 0)
+        terms = terms_of(problem, arrays, begin, end)
+        blocks.append(exact_product(wide(arrays["x"][begin:end]), weight, *terms))
+    extra = sum(rows_of(problem, inputs[rank], 0), 0.0)
     library = library_of(blocks[0].value)
     value = library.concatenate([block.value for block in blocks]) + extra
     magnitude = library.concatenate([block.magnitude for block in blocks]) + abs(extra)
     return Exact(value, magnitude, zero_of(value), problem.k + 1)
+
+
+def problem_of(op: str, splits: tuple[tuple[int, ...], ...], k: int, n: int, dtype: str) -> Problem:
+    """Return the problem of splits, and of w [k, n] on every rank."""
+    rows, output = tuple([sum(row) for row in splits]), Output((n,) * len(splits))
+    return Problem(op, len(splits), rows, k, (output,), dtype, splits=splits)
 
 
 def pose(
@@ -150,11 +134,12 @@ def pose(
     world = len(xs)
     shards, weights = matrices(xs, "xs", library), matrices(ws, "ws", library)
     dtype, k = common_dtype([*shards, *weights], "xs and ws"), shards[0].shape[1]
-    equal_columns(shards, "xs", "rows, k")
-    equal_columns(weights, "ws", "k, n")
-    for rank, w in enumerate(weights):
-        if w.shape[0] != k:
-            raise InputError(f"ws[{rank}] has {w.shape[0]} rows, xs have k={k} columns")
+    check_exchanged(
+        [
+            Named(f"xs[{rank}]", x, f"ws[{rank}]", w)
+            for rank, (x, w) in enumerate(zip(shards, weights, strict=True))
+        ]
+    )
     if not isinstance(splits, (tuple, list)) and getattr(splits, "ndim", 0) < 1:
         raise InputError(f"splits={shown(splits)}: a list per rank is needed, splits[s][r]")
     table = tuple(whole_numbers(row, f"splits[{s}]") for s, row in enumerate(splits))
@@ -162,12 +147,12 @@ def pose(
         raise InputError(f"splits has {len(table)} lists; {world} are needed, one per source rank")
     for rank, (x, row) in enumerate(zip(shards, table, strict=True)):
         check_sum(row, f"splits[{rank}]", world, x.shape[0], f"the rows of xs[{rank}]")
-    rows, n = tuple(x.shape[0] for x in shards), weights[0].shape[1]
-    check_most("xs and ws", m=sum(rows), k=k, n=n)
-    if not (sum(rows) and k and n):  # nothing is sent
+    m, n = sum(x.shape[0] for x in shards), weights[0].shape[1]
+    check_most("xs and ws", m=m, k=k, n=n)
+    if not (m and k and n):  # nothing is sent
         arriving = [sum(row[rank] for row in table) for rank in range(world)]
         return [[library.repeated((high, n), dtype, r)] for r, high in enumerate(arriving)]
-    problem = Problem(op, world, rows, k, (Output((n,) * world),), dtype.name, splits=table)
+    problem = problem_of(op, table, k, n, dtype.name)
     arrays = [
         {"x": row_contiguous(x, library), "w": w} for x, w in zip(shards, weights, strict=True)
     ]
@@ -194,32 +179,17 @@ def local(call: Any, x: Array, w: Array, splits: Sequence[int]) -> Local | Array
     """See `Function.local`."""
     call.check(x, "x", 2)
     call.check(w, "w", 2)
-    if w.shape[0] != x.shape[1]:
-        raise InputError(f"x is {list(x.shape)}, w is {list(w.shape)}; x is [rows, k], w is [k, n]")
-    table = splits_table(call, splits)
-    rows = tuple(sum(row) for row in table)
-    if not sum(rows) or not x.shape[1] or not w.shape[1]:
-        y = x.new_zeros((sum(row[call.rank] for row in table), w.shape[1]))
-        if call.world == 1 or not sum(rows):  # all ranks know all splits
+    check_exchanged([Named("x", x, "w", w)])
+    table, (k, n) = splits_table(call, splits), w.shape
+    if not (any(map(any, table)) and k and n):
+        y = x.new_zeros((sum(row[call.rank] for row in table), n))
+        if call.world == 1 or not any(map(any, table)):  # all ranks know all splits
             return y
-        empty = empty_columns(call.rank, "w" if x.shape[1] else "x")
-        return Local(*_other_call(call, x, table), [y], empty)
-    output = Output((w.shape[1],) * call.world)
-    problem = Problem(call.name, call.world, rows, x.shape[1], (output,), call.dtype, splits=table)
-    return Local(problem, {"x": x, "w": w})
-
-
-def _other_call(
-    call: Any, like: Array, table: Sequence[Sequence[int]]
-) -> tuple[Problem, dict[str, Array]]:
-    """Return a small call of other splits, which only ranks with empty results make.
-
-    Ranks with results then report that their peers' call differs.
-    """
-    splits = tuple(tuple(size + 1 for size in row) for row in table)
-    rows, output = tuple(sum(row) for row in splits), Output((1,) * call.world)
-    problem = Problem(call.name, call.world, rows, 1, (output,), call.dtype, splits=splits)
-    return problem, {"x": like.new_zeros((rows[call.rank], 1)), "w": like.new_zeros((1, 1))}
+        empty = empty_columns(call.rank, "w" if k else "x")
+        more = tuple(tuple(size + 1 for size in row) for row in table)
+        other = problem_of(call.name, more, 1, 1, call.dtype)
+        return Local(*other_call(other, call.rank, x), [y], empty)
+    return Local(problem_of(call.name, table, k, n, call.dtype), {"x": x, "w": w})
 
 
 def splits_table(call: Any, flat: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -9,34 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ficco.problem import MOST
-from ficco.registry import Array, Kept
-
-__all__ = [
-    "CALL",
-    "PAIRS",
-    "WEIGHTS",
-    "add_bias_gradients",
-    "as_matrix",
-    "empty_columns",
-    "empty_rows",
-    "flat_pairs",
-    "flat_weights",
-    "join",
-    "keep_pairs",
-    "keep_weights",
-    "nested_pairs",
-    "nested_weights",
-    "product_flops",
-    "rounded_length",
-    "size_for_this_rank",
-    "split",
-    "sum_flops",
-    "transposed_splits",
-    "unequal_rows",
-    "weight_flops",
-    "weight_name",
-]
+from ficco.operators.problem import MOST, Problem
+from ficco.operators.registry import Array, Kept
 
 CALL = "str group, str schedule, int? grain"
 WEIGHTS = "Tensor[] w, Tensor[] bias, bool[] biased"
@@ -153,6 +127,15 @@ def unequal_rows(sizes: Sequence[int]) -> tuple[int, ...]:
     has the most.
     """
     return (*(1,) * (len(sizes) - 1), max(sizes) + 2)
+
+
+def other_call(problem: Problem, rank: int, like: Array) -> tuple[Problem, dict[str, Array]]:
+    """Return a small problem that only ranks with empty results run, and zeros of its inputs.
+
+    Ranks with results then report that their peers' call differs.
+    """
+    read = [operand for operand in problem.operands(rank) if operand.role != "output"]
+    return problem, {operand.name: like.new_zeros((operand.rows, operand.cols)) for operand in read}
 
 
 def empty_rows(rank: int, remedy: str = "") -> str:

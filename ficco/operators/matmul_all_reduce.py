@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ficco.errors import InputError
+from ficco.core.errors import InputError
 from ficco.operators import blocks, reductions
 from ficco.operators.arrays import Library
 from ficco.operators.functions import (
@@ -17,10 +17,8 @@ from ficco.operators.functions import (
     nested_pairs,
     sum_flops,
 )
-from ficco.problem import Problem, chunk_sizes, offsets
-from ficco.registry import Array, Expected, Flow, Function, Kept, Local, Operator, Posed
-
-__all__ = ["OPERATOR"]
+from ficco.operators.problem import Problem, chunk_sizes, offsets
+from ficco.operators.registry import Array, Expected, Flow, Function, Kept, Local, Operator, Posed
 
 
 def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
@@ -40,7 +38,7 @@ def _pose(
     ws: Sequence[Array | Sequence[Array]],
     bias: Sequence[Any] | None = None,
 ) -> Posed | list[list[Array]]:
-    posed = reductions.pose(name, library, xs, ws, None, bias, whole=True)
+    posed = reductions.pose(name, library, xs, ws, bias=bias)
     if not isinstance(posed, Posed):
         return posed
     if posed.problem.outputs[0].bias and library.immediate:
@@ -90,6 +88,7 @@ OPERATOR = Operator(
         "two_shot_sm",
         "one_shot_pull",
         "two_shot_pull",
+        "push_sm",
     ),
     check=reductions.check,
     fields=reductions.fields,
@@ -97,8 +96,7 @@ OPERATOR = Operator(
     operands=reductions.operands,
     meaning=_meaning,
     blocks=blocks.scattered,
-    inputs=reductions.inputs,
-    alike=("bias0",),
+    alike=("bias",),
     reference=reductions.reference,
     pose=_pose,
     function=Function(

@@ -9,21 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ficco.operators import blocks, exchanges
-from ficco.operators.arrays import Library
 from ficco.operators.functions import product_flops, transposed_splits
-from ficco.registry import Array, Flow, Kept, Operator, Posed
-
-__all__ = ["OPERATOR"]
-
-
-def _pose(
-    name: str,
-    library: Library,
-    xs: Sequence[Array],
-    ws: Sequence[Array],
-    splits: Sequence[Sequence[int]],
-) -> Posed | list[list[Array]]:
-    return exchanges.pose(name, library, xs, ws, splits)
+from ficco.operators.registry import Flow, Kept, Operator
 
 
 def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
@@ -31,10 +18,16 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     x, w = kept.tensors
     splits, *rest = kept.rest
     dy, back = call.matrix(dys[0]), transposed_splits(splits)
-    if not kept.needs[1]:
+    returned = kept.arrivals.of(dys[0])
+    if returned is None and not (kept.needs[1] or kept.arrivals.wanted):
         return [call.mirror("all_to_all_matmul", (dy, w.t(), back, *rest)), None]
-    returned = call.run("exchange_rows", (dy, back, rest[0]))
-    return [returned @ w.t() if kept.needs[0] else None, (returned.t() @ x).t()]
+    if returned is None:
+        returned = call.run("exchange_rows", (dy, back, rest[0]))
+        kept.arrivals.keep(dys[0], returned)
+    return [
+        returned @ w.t() if kept.needs[0] else None,
+        (returned.t() @ x).t() if kept.needs[1] else None,
+    ]
 
 
 OPERATOR = Operator(
@@ -42,14 +35,14 @@ OPERATOR = Operator(
     label="mm+A2A",
     about="multiply, and send every rank its rows of the product",
     flow=Flow("scatter", "products", "move", "all_to_all", splits=True),
+    schedules=("push_sm",),
     check=exchanges.check,
     fields=exchanges.fields,
     result_shapes=exchanges.result_shapes,
     operands=exchanges.operands,
     meaning=exchanges.expected,
     blocks=blocks.exchanged,
-    inputs=exchanges.inputs,
     reference=exchanges.reference,
-    pose=_pose,
+    pose=exchanges.pose,
     function=exchanges.function("matmul_all_to_all", product_flops, _gradient),
 )

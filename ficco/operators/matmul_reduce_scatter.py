@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ficco.errors import InputError
+from ficco.core.errors import InputError
 from ficco.operators import blocks, reductions
-from ficco.operators.arrays import Library
 from ficco.operators.functions import (
     CALL,
     PAIRS,
@@ -18,10 +17,8 @@ from ficco.operators.functions import (
     nested_pairs,
     sum_flops,
 )
-from ficco.problem import Problem
-from ficco.registry import Array, Expected, Flow, Function, Kept, Local, Operator, Posed
-
-__all__ = ["OPERATOR"]
+from ficco.operators.problem import Problem
+from ficco.operators.registry import Array, Expected, Flow, Function, Kept, Local, Operator
 
 
 def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
@@ -30,17 +27,6 @@ def _result_shapes(problem: Problem, rank: int) -> list[tuple[int, int]]:
 
 def _meaning(problem: Problem, rank: int) -> Iterator[Expected]:
     return reductions.expected_rows(problem, rank, owner=rank, at=0)
-
-
-def _pose(
-    name: str,
-    library: Library,
-    xs: Sequence[Array | Sequence[Array]],
-    ws: Sequence[Array | Sequence[Array]],
-    rows: Sequence[int] | None = None,
-    bias: Sequence[Any] | None = None,
-) -> Posed | list[list[Array]]:
-    return reductions.pose(name, library, xs, ws, rows, bias)
 
 
 # ---- the function of PyTorch: x, w, bias, rows, group, schedule, grain
@@ -95,8 +81,15 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     ]
     axes = ["rows" if i < several else "contraction" for i in wanted]
     if operands:
-        products = call.gather(dy, operands, axes, (rows, *rest))
-        for i, gradient in zip(wanted, products, strict=True):
+        gathered = kept.arrivals.of(dys[0])
+        if gathered is not None:
+            products = call.multiply(gathered, operands, axes)
+        else:
+            wanted_later = kept.arrivals.wanted
+            products = call.gather(dy, operands, axes, (rows, *rest), wanted_later)
+            if wanted_later:
+                kept.arrivals.keep(dys[0], products[-1])
+        for i, gradient in zip(wanted, products, strict=False):
             gradients[i] = gradient.reshape(kept.shapes[i]) if i < several else gradient.t()
     return reductions.bias_gradient(kept, dy, gradients)
 
@@ -106,16 +99,15 @@ OPERATOR = Operator(
     label="mm+RS",
     about="multiply, add the products of all ranks, and give each rank its rows of the sum",
     flow=Flow("scatter", "products", "sum", "reduce_scatter"),
-    schedules=("ring_1d", "gated_sums_1d"),
+    schedules=("ring_1d", "gated_sums_1d", "push_sm"),
     check=reductions.check,
     fields=reductions.fields,
     result_shapes=_result_shapes,
     operands=reductions.operands,
     meaning=_meaning,
     blocks=blocks.scattered,
-    inputs=reductions.inputs,
     reference=reductions.reference,
-    pose=_pose,
+    pose=reductions.pose,
     function=Function(
         name="matmul_reduce_scatter",
         schema=f"({PAIRS}, SymInt[]? rows, {CALL}) -> Tensor",

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ficco.checking import check_sum, whole_numbers
-from ficco.errors import InputError, shown
+from ficco.core.checking import check_sum, whole_numbers
+from ficco.core.errors import InputError, shown
+from ficco.operators import registry
 from ficco.operators.arrays import (
     Library,
     bias_rows,
@@ -24,33 +25,21 @@ from ficco.operators.functions import (
     as_matrix,
     empty_columns,
     empty_rows,
+    other_call,
     size_for_this_rank,
     unequal_rows,
 )
+from ficco.operators.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
 from ficco.operators.products import (
-    bias_operand,
     bias_terms,
     check_one_output,
-    draw_weight,
     one_output,
     weight_operand,
 )
-from ficco.operators.reference import bias_of, exact_product, wide
-from ficco.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
-from ficco.registry import Array, Arrays, Draw, Exact, Expected, Kept, Local, Operand, Posed
-from ficco.symbolic import combined, dot
-
-__all__ = [
-    "bias_gradient",
-    "check",
-    "expected_rows",
-    "fields",
-    "inputs",
-    "local",
-    "operands",
-    "pose",
-    "reference",
-]
+from ficco.operators.reference import exact_product, rows_of, terms_of, wide
+from ficco.operators.registry import Array, Arrays, Exact, Expected, Kept, Local, Operand, Posed
+from ficco.operators.shapes import Named, check_summed
+from ficco.operators.symbolic import combined, dot
 
 
 def check(problem: Problem) -> None:
@@ -82,9 +71,7 @@ def operands(problem: Problem, rank: int) -> list[Operand]:
     pairs = p.pairs_of(rank)
     return [
         *(Operand(pair.x, "input", p.m, pair.depth, p.dtype) for pair in pairs),
-        Operand("y0", "output", *p.result_shapes(rank)[0], p.dtype),
         *(weight_operand(p, output, pair.w, pair.depth, rank) for pair in pairs),
-        *bias_operand(p, 0, rank),
     ]
 
 
@@ -103,16 +90,6 @@ def expected_rows(problem: Problem, rank: int, owner: int, at: int) -> Iterator[
         yield Expected("y0", at, at + p.rows[owner], 0, output.columns[rank], content)
 
 
-def inputs(problem: Problem, rank: int, draw: Draw) -> dict[str, Array]:
-    """See `Operator.inputs`."""
-    output, pairs = problem.outputs[0], problem.pairs_of(rank)
-    arrays = {x: draw.normal(problem.m, depth) for x, _, depth in pairs}
-    arrays |= {w: draw_weight(problem, output, depth, rank, draw) for _, w, depth in pairs}
-    if output.bias:
-        arrays["bias0"] = draw.normal(1, output.columns[rank])
-    return arrays
-
-
 def reference(
     problem: Problem, inputs: Sequence[Arrays], ranks: Sequence[int]
 ) -> list[list[Exact]]:
@@ -127,19 +104,19 @@ def reference(
     for rank, arrays in enumerate(inputs):  # once for all rows of `ranks`
         for x, w, _ in problem.pairs_of(rank):
             b = wide(arrays[w])
-            part = exact_product(wide(arrays[x][begin:end]), b.T if transposed else b)
+            terms = terms_of(problem, arrays, begin, end)
+            part = exact_product(wide(arrays[x][begin:end]), b.T if transposed else b, *terms)
             value = value + part.value
             magnitude = magnitude + part.magnitude
             partial = partial + abs(part.value)
     results = []
     for rank in ranks:
         rows = slice(0, end) if whole else slice(first[rank] - begin, first[rank + 1] - begin)
-        bias = bias_of(problem, inputs[rank], 0)
-        extra = 0.0 if bias is None else bias
+        extra = sum(rows_of(problem, inputs[rank], 0), 0.0)
         biased = whole or problem.pairs  # partial sums may include the bias
         travelled = partial[rows] + abs(extra) if biased else partial[rows]
-        terms = problem.k + problem.world
-        results.append([Exact(value[rows] + extra, magnitude[rows] + abs(extra), travelled, terms)])
+        count = problem.k + problem.world
+        results.append([Exact(value[rows] + extra, magnitude[rows] + abs(extra), travelled, count)])
     return results
 
 
@@ -148,9 +125,8 @@ def pose(
     library: Library,
     xs: Sequence[Array | Sequence[Array]],
     ws: Sequence[Array | Sequence[Array]],
-    rows: Sequence[int] | None,
-    bias: Sequence[Any] | None,
-    whole: bool = False,
+    rows: Sequence[int] | None = None,
+    bias: Sequence[Any] | None = None,
 ) -> Posed | list[list[Array]]:
     """Return the problem of x_r [m, k_r] and w_r [k_r, n], or several of each, and its inputs.
 
@@ -161,73 +137,73 @@ def pose(
         ws: per rank an array or several.
         rows: per rank, the rows of the sum that it gets; None: torch.chunk's rule.
         bias: per rank a bias, or None.
-        whole: whether every rank gets the whole sum.
     """
-    arrays, m, n = _pairs(xs, ws, library)
-    world = len(xs)
-    matrices = [array for inputs in arrays for array in inputs.values()]
-    dtype = common_dtype(matrices, "xs and ws")
+    ranks, world = _pairs(xs, ws, library), len(xs)
+    every = [pair for own in ranks for pair in own]
+    check_summed(every)
+    dtype = common_dtype([array for pair in every for array in (pair.x, pair.w)], "xs and ws")
+    m, n = every[0].x.shape[0], every[0].w.shape[1]
     sizes = chunk_sizes(m, world) if rows is None else whole_numbers(rows, "rows")
     check_sum(sizes, "rows", world, m, "the rows of each of xs")
-    pairs = tuple(
-        tuple(array.shape[1] for name, array in inputs.items() if name.startswith("x"))
-        for inputs in arrays
-    )
-    depths = tuple(sum(rank_depths) for rank_depths in pairs)
-    k = sum(depths)
+    pairs = tuple(tuple(pair.x.shape[1] for pair in own) for own in ranks)
+    k = sum(map(sum, pairs))
     check_most("xs and ws", m=m, k=k, n=n)
-    columns = (n,) * world
-    biases = biases_of(bias, [[inputs["w"]] for inputs in arrays], flat=True)
-    offset = bias_rows(biases, columns, dtype, library)
+    biases = biases_of(bias, [[own[0].w] for own in ranks], flat=True)
+    offset = bias_rows(biases, (n,) * world, dtype, library)
     if not (m and k and n):  # nothing is sent
+        heights = (m,) * world if registry.get(op).flow.shares else sizes
         return [
-            [
-                library.repeated(
-                    (m if whole else sizes[rank], n), dtype, rank, offset and offset[rank]
-                )
-            ]
+            [library.repeated((heights[rank], n), dtype, rank, offset and offset[rank])]
             for rank in range(world)
         ]
-    problem = Problem(
-        op, world, sizes, k, (Output(columns, bias=offset is not None),), dtype.name,
-        depths=depths, pairs=pairs if max(map(len, pairs)) > 1 else (),
-    )  # fmt: skip
-    for rank, row in enumerate(offset or ()):
-        arrays[rank]["bias0"] = row
+    problem = problem_of(op, sizes, n, pairs, dtype.name, offset is not None)
+    arrays: list[dict[str, Array]] = []
+    for rank, own in enumerate(ranks):
+        arrays.append({})
+        for i, pair in enumerate(own):
+            x_name, w_name = _names(i)
+            arrays[rank] |= {x_name: pair.x, w_name: pair.w}
+        if offset is not None:
+            arrays[rank]["bias0"] = offset[rank]
     return Posed(problem, arrays)
 
 
-def _pairs(
-    xs: Sequence[Any], ws: Sequence[Any], library: Library
-) -> tuple[list[dict[str, Array]], int, int]:
-    """Return every rank's x, w, x1, w1, ... by name, and their common rows and columns."""
-    arrays: list[dict[str, Array]] = []
-    m, n = -1, -1
+def problem_of(
+    op: str,
+    rows: tuple[int, ...],
+    n: int,
+    pairs: tuple[tuple[int, ...], ...],
+    dtype: str,
+    bias: bool = False,
+) -> Problem:
+    """Return the problem of the rows of every rank and the depths of its pairs."""
+    world, depths = len(pairs), tuple([sum(own) for own in pairs])
+    return Problem(
+        op, world, rows, sum(depths), (Output((n,) * world, bias=bias),), dtype, depths=depths,
+        pairs=pairs if max(map(len, pairs)) > 1 else (),
+    )  # fmt: skip
+
+
+def _names(i: int) -> tuple[str, str]:
+    """Return the names of the buffers of pair i."""
+    return f"x{i or ''}", f"w{i or ''}"
+
+
+def _pairs(xs: Sequence[Any], ws: Sequence[Any], library: Library) -> list[list[Named]]:
+    """Return every rank's pairs of x and w."""
+    ranks: list[list[Named]] = []
     for rank, (x_entry, w_entry) in enumerate(zip(xs, ws, strict=True)):
         inputs, weights = listed(x_entry), listed(w_entry)
         if len(inputs) != len(weights) or not inputs:
             raise InputError(
                 f"xs[{rank}] has {len(inputs)} matrices, ws[{rank}] has {len(weights)}: give pairs"
             )
-        named: dict[str, Array] = {}
-        for i, (one, other) in enumerate(zip(inputs, weights, strict=True)):
+        ranks.append([])
+        for i, (x, w) in enumerate(zip(inputs, weights, strict=True)):
             x_name, w_name = entry_name("xs", rank, i, x_entry), entry_name("ws", rank, i, w_entry)
-            x, w = matrix(one, x_name, rank, library), matrix(other, w_name, rank, library)
-            m, n = (x.shape[0], w.shape[1]) if m < 0 else (m, n)
-            if x.shape[0] != m:
-                raise InputError(f"{x_name} has {x.shape[0]} rows, xs[0] has {m}; all are [m, k_r]")
-            if w.shape[1] != n:
-                raise InputError(
-                    f"{w_name} has {w.shape[1]} columns, ws[0] has {n}; all are [k_r, n]"
-                )
-            if x.shape[1] != w.shape[0]:
-                raise InputError(
-                    f"{x_name} has {x.shape[1]} columns, {w_name} has {w.shape[0]} rows; "
-                    "x_r is [m, k_r], w_r is [k_r, n] (pass linear.weight.T)"
-                )
-            named |= {f"x{i or ''}": x, f"w{i or ''}": w}
-        arrays.append(named)
-    return arrays, m, n
+            matrices = matrix(x, x_name, rank, library), matrix(w, w_name, rank, library)
+            ranks[-1].append(Named(x_name, matrices[0], w_name, matrices[1]))
+    return ranks
 
 
 # ---- the functions of PyTorch: x, w, bias, ...
@@ -255,10 +231,16 @@ def local(
     """
     if len(x) != len(w):
         raise InputError(f"{len(x)} inputs, {len(w)} weights: give pairs of x and w")
-    depths = [_check_pair(call, x, w, i) for i in range(len(x))]
-    n = w[0].shape[1]
-    tensors = {f"x{i or ''}": as_matrix(a) for i, a in enumerate(x)}
-    tensors |= {f"w{i or ''}": b for i, b in enumerate(w)}
+    named = []
+    for i, (a, b) in enumerate(zip(x, w, strict=True)):
+        at = f"[{i}]" if len(x) > 1 else ""
+        call.check(a, f"x{at}", 0)
+        call.check(b, f"w{at}", 2)
+        named.append(Named(f"x{at}", a, f"w{at}", b))
+    check_summed(named)
+    depths, n = [int(b.shape[0]) for b in w], w[0].shape[1]
+    tensors = {_names(i)[0]: as_matrix(a) for i, a in enumerate(x)}
+    tensors |= {_names(i)[1]: b for i, b in enumerate(w)}
     per_rank = size_for_this_rank(sum(depths), call.rank, call.world)
     if bias is not None:
         tensors["bias0"] = call.row(bias, n, "bias")
@@ -269,41 +251,12 @@ def local(
         if call.world == 1 or (given and not m):  # the results of all ranks are empty
             return y
         empty = empty_columns(call.rank, "w") if m else empty_rows(call.rank)
-        return Local(*_other_call(call, x[0], sizes), [y], empty)
+        ones = ((1,),) * call.world
+        other = problem_of(call.name, unequal_rows(sizes), 1, ones, call.dtype)
+        return Local(*other_call(other, call.rank, x[0]), [y], empty)
     pairs = tuple([tuple(depths) if r == call.rank else (k,) for r, k in enumerate(per_rank)])
-    output = Output((n,) * call.world, bias=bias is not None)
-    problem = Problem(
-        call.name, call.world, sizes, sum(per_rank), (output,), call.dtype, depths=per_rank,
-        pairs=pairs if len(depths) > 1 else (),
-    )  # fmt: skip
+    problem = problem_of(call.name, sizes, n, pairs, call.dtype, bias is not None)
     return Local(problem, tensors)
-
-
-def _other_call(call: Any, like: Array, sizes: Sequence[int]) -> tuple[Problem, dict[str, Array]]:
-    """Return a small call that only ranks with empty results make; see `unequal_rows`."""
-    rows, ones = unequal_rows(sizes), (1,) * call.world
-    problem = Problem(
-        call.name, call.world, rows, call.world, (Output(ones),), call.dtype, depths=ones
-    )
-    return problem, {"x": like.new_zeros((sum(rows), 1)), "w": like.new_zeros((1, 1))}
-
-
-def _check_pair(call: Any, x: Sequence[Array], w: Sequence[Array], i: int) -> int:
-    """Check pair i against the first pair; return its depth."""
-    a, b, at = x[i], w[i], f"[{i}]" if len(x) > 1 else ""
-    call.check(a, f"x{at}", 0)
-    call.check(b, f"w{at}", 2)
-    if a.shape[:-1] != x[0].shape[:-1] or b.shape[1] != w[0].shape[1]:
-        raise InputError(
-            f"x[{i}] is {list(a.shape)}, w[{i}] is {list(b.shape)}; with x[0] "
-            f"{list(x[0].shape)} and w[0] {list(w[0].shape)} they may differ only in k_r"
-        )
-    if a.shape[-1] != b.shape[0]:
-        raise InputError(
-            f"x{at} has {a.shape[-1]} columns, w{at} is {list(b.shape)}; x is [m, k_r], w is "
-            "[k_r, n] (pass linear.weight.t())"
-        )
-    return int(b.shape[0])
 
 
 def bias_gradient(kept: Kept, dy: Array, gradients: list[Any]) -> list[Any]:

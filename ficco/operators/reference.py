@@ -8,10 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ficco.problem import Problem
-from ficco.registry import Array, Arrays, Exact
-
-__all__ = ["bias_of", "exact_product", "is_tensor", "library_of", "weight_of", "wide", "zero_of"]
+from ficco.operators.problem import Problem
+from ficco.operators.registry import Array, Arrays, Exact
 
 
 def is_tensor(array: Array) -> bool:
@@ -34,12 +32,12 @@ def zero_of(value: Array) -> Array:
     return library_of(value).zeros_like(value[:1, :1])
 
 
-def exact_product(x: Array, w: Array, bias: Array | None = None) -> Exact:
-    """Return x . w, plus a bias."""
+def exact_product(x: Array, w: Array, *terms: Array) -> Exact:
+    """Return x . w, plus the terms, which are matrices or single rows."""
     value, magnitude = x @ w, abs(x) @ abs(w)
-    if bias is not None:
-        value, magnitude = value + bias, magnitude + abs(bias)
-    return Exact(value, magnitude, zero_of(value), x.shape[1] + (bias is not None))
+    for term in terms:
+        value, magnitude = value + term, magnitude + abs(term)
+    return Exact(value, magnitude, zero_of(value), x.shape[1] + len(terms))
 
 
 def weight_of(problem: Problem, inputs: Arrays, i: int) -> Array:
@@ -48,6 +46,11 @@ def weight_of(problem: Problem, inputs: Arrays, i: int) -> Array:
     return w.T if problem.outputs[i].operand_transposed else w
 
 
-def bias_of(problem: Problem, inputs: Arrays, i: int) -> Array | None:
-    """Return the bias of output i of a rank in float64, or None."""
-    return wide(inputs[f"bias{i}"]) if problem.outputs[i].bias else None
+def rows_of(problem: Problem, inputs: Arrays, i: int) -> list[Array]:
+    """Return the single rows that follow output i, of the inputs of a rank, in float64."""
+    return [wide(inputs[row.name]) for row in problem.attached(0, f"y{i}")]
+
+
+def terms_of(problem: Problem, inputs: Arrays, begin: int, end: int) -> list[Array]:
+    """Return rows [begin, end) of the terms that follow x, of the inputs of a rank, in float64."""
+    return [wide(inputs[term.name][begin:end]) for term in problem.attached(0, "x")]

@@ -1,1 +1,1 @@
-"""Runtimes: who holds windows and bound programs. `local` has all ranks in this process."""
+"""The runtime of a group: how its ranks meet, its windows, calls and failures."""

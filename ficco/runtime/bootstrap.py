@@ -22,17 +22,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ficco.errors import EngineError, TimeoutExceeded
-from ficco.interrupts import is_interrupt
+import ficco
+from ficco.core.errors import EngineError, TimeoutExceeded
+from ficco.core.interrupts import is_interrupt
+from ficco.core.logs import reporting
+from ficco.core.presence import Facts, facts_of_process, has_ended
 from ficco.runtime.failures import GONE
-
-__all__ = [
-    "LEADER", "MESSAGE_BYTES", "Connected", "Members", "Store", "check_kinds", "connected",
-    "note_refusal", "ready",
-]  # fmt: skip
 
 LEADER = 0  # the rank that all others connect to
 MESSAGE_BYTES = 1 << 16
@@ -40,10 +37,7 @@ _HELLO_TIMEOUT_S = 1.0  # for a new connection to identify itself
 _POLL_S = 0.05  # how often a waiting rank checks for ranks that have died or refuse to open
 _GRACE_S = 1.0  # for the leader's verdict to arrive after the leader's deadline
 _REFUSAL_LASTS_S = 0.5  # before it counts: if all ranks raise an error, all may retry
-_WHAT = "open the group"
 _NAME = "ficco/leader"  # the store's key for the name of rank 0's socket
-
-Facts = dict[str, Any]
 
 
 class Store(Protocol):
@@ -68,6 +62,8 @@ class Members(NamedTuple):
         store: the store that only the ranks of this group use.
         turn: how often this rank has opened the group or refused to, including this time.
         group: the process group, for `members.note_turn`.
+        what: the purpose for which the ranks connect, equal on all ranks.
+        announced: returns what a rank's process has told by `presence.announce`, or None.
     """
 
     rank: int
@@ -76,6 +72,8 @@ class Members(NamedTuple):
     store: Store
     turn: int = 1
     group: Any = None
+    what: str = "open the group"
+    announced: Callable[[int], Facts | None] = lambda rank: None
 
 
 class Connected(NamedTuple):
@@ -111,31 +109,37 @@ def connected(
             another call; TimeoutExceeded: a rank did not arrive. All connected ranks are notified.
     """
     own = {
-        "host": _host(), "facts": facts, "kind": members.kind, "turn": members.turn,
-        **_process_identity(),
+        "facts": facts, "kind": members.kind, "turn": members.turn, "what": members.what,
+        "version": ficco.__version__, **facts_of_process(),
     }  # fmt: skip
     connector = _Connector(members, own, timeout_s, broken)
     try:
-        members.store.set(_refusal_of(members.rank), json.dumps(None))  # clear an earlier refusal
         members.store.set(_entry_of(members.rank), json.dumps(own))
-        return connector.lead() if members.rank == LEADER else connector.follow()
+        if members.rank != LEADER:  # it makes another attempt; what rank 0 said holds for its turn
+            before = members._replace(turn=members.turn - 1)
+            members.store.set(_refusal_of(before), json.dumps(None))
+        with reporting(connector.waiting_in_words, members.rank == LEADER):
+            return connector.lead() if members.rank == LEADER else connector.follow()
     except BaseException as error:
         if is_interrupt(error) or not isinstance(error, RuntimeError):
             with contextlib.suppress(RuntimeError):  # the others would wait for this rank
                 note_refusal(members, f"{type(error).__name__}: {error}".rstrip(": "))
             raise
         if isinstance(error, EngineError):
+            if not isinstance(error, TimeoutExceeded):  # a rank that is late gets this error, too
+                with contextlib.suppress(RuntimeError):
+                    members.store.set(_refusal_of(members), json.dumps({"verdict": str(error)}))
             raise
         raise EngineError(
-            f"rank {members.rank} cannot {_WHAT}: the store of torch.distributed does not answer "
-            f"({error}). The process that hosts it may have ended; restart all processes."
+            f"rank {members.rank} cannot {members.what}: the store of torch.distributed does not "
+            f"answer ({error}). The process that hosts it, mostly that of rank 0, has ended; its "
+            "output may say why. Restart all processes."
         ) from error
 
 
 def note_refusal(members: Members, reason: str) -> None:
     """Notify ranks that open the group that this rank does not, because of an error."""
-    note = {"turn": members.turn, "reason": reason[:2000]}
-    members.store.set(_refusal_of(members.rank), json.dumps(note))
+    members.store.set(_refusal_of(members), json.dumps({"reason": reason[:2000]}))
 
 
 class _Connector:
@@ -147,11 +151,13 @@ class _Connector:
         self._members, self._own, self._broken = members, own, broken
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
         self._peers: dict[int, socket.socket] = {}
+        self._missing: dict[int, Facts | None] = {}  # ranks, and what is known of their processes
         self._refused_at: dict[int, float] = {}  # when a rank's refusal was first seen
 
     def lead(self) -> Connected:
         """Wait for all ranks, and notify them that all are connected, or why not."""
         rank, world, _, store, *_ = self._members
+        self._missing = dict.fromkeys(set(range(world)) - {rank})
         arrived = {rank: self._own}
         listener, secret = _listener(), secrets.token_hex(16)
         try:
@@ -165,19 +171,12 @@ class _Connector:
                 for lost in [other for other, peer in self._peers.items() if peer in readable]:
                     self._peers.pop(lost).close()  # a waiting rank sends nothing: it has closed
                     del arrived[lost]
-                missing = sorted(set(range(world)) - set(arrived))
-                self._check_unbroken()
-                for other in missing:
-                    self._check_coming(other)
-                if time.monotonic() > self._deadline:
-                    raise self._timeout_error(missing)
-            entries = [arrived[other] for other in range(world)]
-            _check_alike(entries)
-            pids = [entry["pid"] for entry in entries]
-            turn = max(entry["turn"] for entry in entries)
+                self._wait_for(sorted(set(range(world)) - set(arrived)))
+            pids = [arrived[other]["pid"] for other in range(world)]
+            turn = max(entry["turn"] for entry in arrived.values())
             self._notify({"say": "welcome", "pids": pids, "turn": turn})
         except BaseException as error:
-            self._notify({"say": "end", "error": _packed_error(error, rank)})
+            self._notify({"say": "end", "error": self._packed_error(error)})
             for peer in self._peers.values():
                 peer.close()
             raise
@@ -196,6 +195,7 @@ class _Connector:
         if earlier is not None:  # the rank had given up and retries
             earlier.close()
         self._peers[rank], arrived[rank] = peer, hello
+        _check_alike(arrived)
 
     def _notify(self, message: Facts) -> None:
         for peer in self._peers.values():
@@ -205,6 +205,7 @@ class _Connector:
     def follow(self) -> Connected:
         """Connect to rank 0, and wait until it says that all ranks are connected."""
         while True:
+            self._wait_for([LEADER])
             leader = self._connect_to_leader()
             if leader is not None:
                 try:
@@ -215,10 +216,6 @@ class _Connector:
                 if connections is not None:
                     return connections
                 leader.close()  # rank 0 has given up; it may retry
-            self._check_unbroken()
-            self._check_coming(LEADER)
-            if time.monotonic() > self._deadline:
-                raise self._timeout_error([LEADER])
             time.sleep(_POLL_S / 2)
 
     def _connect_to_leader(self) -> socket.socket | None:
@@ -251,7 +248,7 @@ class _Connector:
         while not ready([leader], _POLL_S):
             self._check_unbroken()
             if time.monotonic() > self._deadline + _GRACE_S:
-                raise self._timeout_error([LEADER])
+                raise self._timeout_error()
         try:
             data = leader.recv(MESSAGE_BYTES)
         except OSError:
@@ -269,47 +266,71 @@ class _Connector:
         if (error := self._broken()) is not None:
             raise error
 
+    def _wait_for(self, missing: list[int]) -> None:
+        """Raise if the wait for these ranks is over: one of them will not arrive, or it is late."""
+        self._missing = {rank: self._missing.get(rank) for rank in missing}
+        self._check_unbroken()
+        for rank in missing:
+            self._check_coming(rank)
+        if time.monotonic() > self._deadline:
+            raise self._timeout_error()
+
     def _check_coming(self, rank: int) -> None:
         """Raise if a rank is known not to arrive: it refused, or has died."""
-        store = self._members.store
-        refused = _read(store, _refusal_of(rank))
-        if refused is None or refused["turn"] != self._members.turn:
-            self._refused_at.pop(rank, None)
-        elif time.monotonic() > _REFUSAL_LASTS_S + self._refused_at.setdefault(
-            rank, time.monotonic()
-        ):
+        members = self._members
+        facts = _read(members.store, _entry_of(rank)) or members.announced(rank)
+        self._missing[rank] = facts
+        died = False
+        if facts is not None:
+            _check_hosts({rank: facts, members.rank: self._own})
+            died = has_ended(facts)
+        refused = _read(members.store, _refusal_of(members._replace(rank=rank)))
+        if refused is not None:
+            if "verdict" in refused:
+                raise EngineError(refused["verdict"])
+            begin = self._refused_at.setdefault(rank, time.monotonic())
+            if died or time.monotonic() > begin + _REFUSAL_LASTS_S:
+                raise EngineError(
+                    f"rank {rank} cannot {members.what} because of an error: {refused['reason']}"
+                )
+        if facts is not None and died:
             raise EngineError(
-                f"rank {rank} cannot {_WHAT} because of an error: {refused['reason']}"
-            )
-        entry = _read(store, _entry_of(rank))
-        if entry is None:
-            return
-        _check_hosts({rank: entry, self._members.rank: self._own})
-        if _has_ended(entry):
-            raise EngineError(
-                f"rank {rank} (pid {entry['pid']}) has died, so rank {self._members.rank} "
-                f"cannot {_WHAT}. {GONE}"
+                f"rank {rank} (pid {facts['pid']}) has died, so rank {members.rank} "
+                f"cannot {members.what}. {GONE}"
             )
 
-    def _timeout_error(self, missing: list[int]) -> TimeoutExceeded:
-        names = []
-        for rank in missing:
-            entry = _read(self._members.store, _entry_of(rank))
-            pid = f" (pid {entry['pid']})" if entry else ""
-            names.append(f"rank {rank}{pid}")
+    def _missing_in_words(self) -> str:
+        return " and ".join(
+            f"rank {rank} (" + (f"pid {facts['pid']})" if facts else "it has not called ficco)")
+            for rank, facts in self._missing.items()
+        )
+
+    def waiting_in_words(self) -> str:
+        """Return a sentence about the ranks that this rank waits for."""
+        members = self._members
+        return f"rank {members.rank} waits for {self._missing_in_words()} to {members.what}"
+
+    def _timeout_error(self) -> TimeoutExceeded:
         return TimeoutExceeded(
-            self._members.rank, _WHAT, " and ".join(names), self._timeout_s,
+            self._members.rank, self._members.what, self._missing_in_words(), self._timeout_s,
             "Every rank must make the same calls in the same order; check that these processes "
-            "still run.",
+            "still run. ficco.prepare(timeout_s=...) sets how long ranks wait for each other.",
         )  # fmt: skip
+
+    def _packed_error(self, error: BaseException) -> Facts:
+        if isinstance(error, TimeoutExceeded):
+            return {"late": [error.rank, error.step, error.signal, error.seconds, error.hint]}
+        if isinstance(error, EngineError):
+            return {"text": str(error)}
+        return {"text": f"rank {self._members.rank} could not {self._members.what}: {error!r}"}
 
 
 def _entry_of(rank: int) -> str:
     return f"ficco/rank/{rank}"
 
 
-def _refusal_of(rank: int) -> str:
-    return f"ficco/refused/{rank}"
+def _refusal_of(members: Members) -> str:
+    return f"ficco/refused/{members.rank}/{members.turn}"
 
 
 def _read(store: Store, key: str) -> Facts | None:
@@ -317,14 +338,6 @@ def _read(store: Store, key: str) -> Facts | None:
         return None
     value: Facts | None = json.loads(store.get(key))
     return value
-
-
-def _packed_error(error: BaseException, rank: int) -> Facts:
-    if isinstance(error, TimeoutExceeded):
-        return {"late": [error.rank, error.step, error.signal, error.seconds, error.hint]}
-    if isinstance(error, EngineError):
-        return {"text": str(error)}
-    return {"text": f"rank {rank} could not {_WHAT}: {error!r}"}
 
 
 def _unpacked_error(packed: Facts) -> EngineError:
@@ -373,51 +386,7 @@ def _hello_of(peer: socket.socket, secret: str, world: int) -> Facts | None:
     return hello if known else None
 
 
-# ---- which process it is
-
-
-def _host() -> list[str]:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return [socket.gethostname(), boot]
-
-
-def _process_identity() -> Facts:
-    """Return facts by which processes in the same pid namespace see whether this one lives."""
-    return {
-        "pid": os.getpid(),
-        "born": _start_time(os.getpid()),
-        "sees": os.readlink("/proc/self/ns/pid"),
-    }
-
-
-def _start_time(pid: int) -> str | None:
-    """Return the start time of a process; None if it does not exist or has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    state, *rest = fields[fields.rindex(")") + 2 :].split()
-    return None if state in "ZX" else rest[18]
-
-
-def _has_ended(entry: Facts) -> bool:
-    if entry["sees"] != os.readlink("/proc/self/ns/pid"):
-        return False  # it may run in another container
-    return _start_time(entry["pid"]) != str(entry["born"])
-
-
 # ---- facts that must be equal on all ranks
-
-
-def check_kinds(kinds: list[str]) -> None:
-    """Refuse (EngineError) ranks that open the same group for different kinds of devices."""
-    for rank, kind in enumerate(kinds):
-        if kind != kinds[0]:
-            raise EngineError(
-                f"rank 0 opens the group for {kinds[0]} and rank {rank} for {kind}; pass tensors "
-                "of one kind of device on all ranks (embedding_all_to_all on a rank without "
-                "tables: device=)"
-            )
 
 
 def _check_hosts(entries: dict[int, Facts]) -> None:
@@ -431,14 +400,31 @@ def _check_hosts(entries: dict[int, Facts]) -> None:
             )
 
 
-def _check_alike(entries: list[Facts]) -> None:
-    _check_hosts(dict(enumerate(entries)))
-    check_kinds([entry["kind"] for entry in entries])
-    for rank, entry in enumerate(entries):
-        if entry["facts"] != entries[0]["facts"]:
-            first, other = entries[0]["facts"], entry["facts"]
-            name = next(name for name in first | other if first.get(name) != other.get(name))
+def _check_alike(entries: dict[int, Facts]) -> None:
+    """Refuse ranks that differ from rank 0; not all ranks have arrived."""
+    _check_hosts(entries)
+    first = entries[LEADER]
+    for rank, entry in sorted(entries.items()):
+        if entry["version"] != first["version"]:
             raise EngineError(
-                f"rank 0 requests {name}={first.get(name)} and rank {rank} requests "
-                f"{name}={other.get(name)}; pass the same on every rank"
+                f"rank 0 has ficco {first['version']} and rank {rank} has {entry['version']}; "
+                "install one version for all ranks"
             )
+        if entry["what"] != first["what"]:
+            raise EngineError(
+                f"rank {rank} came to {entry['what']}, rank 0 to {first['what']}. Make the same "
+                "calls on every rank, in the same order."
+            )
+        if entry["kind"] != first["kind"]:
+            raise EngineError(
+                f"rank 0 opens the group for {first['kind']} and rank {rank} for {entry['kind']}; "
+                "pass tensors of one kind of device on all ranks (embedding_all_to_all on a rank "
+                "without tables: device=)"
+            )
+        asked, other = first["facts"], entry["facts"]
+        for name in asked | other:
+            if asked.get(name) != other.get(name):
+                raise EngineError(
+                    f"rank 0 requests {name}={asked.get(name)} and rank {rank} requests "
+                    f"{name}={other.get(name)}; pass the same on every rank"
+                )

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from ficco.errors import InputError
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.timeline import Span, Timeline
-
-__all__ = ["BOUND_PROGRAMS", "BoundPrograms", "check_machine", "timeline_of"]
+from ficco.core.errors import InputError
+from ficco.core.machine import Machine
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import Span, Timeline
 
 BOUND_PROGRAMS = 64  # cached per runtime; the least recently used is dropped first
 
 Bound = TypeVar("Bound")
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that this process's ranks can make.
+
+    Attributes:
+        problem, schedule, digest: the identity of the call.
+        ranks: an engine's BoundProgram per rank.
+        prepared: prepared calls that repeat it, one per layout of its matrices.
+        loaded: layouts of all ranks' arrays for which a node has loaded all kernels.
+    """
+
+    problem: Problem
+    schedule: Schedule
+    digest: int
+    ranks: list[Any]
+    prepared: list[Any] = field(default_factory=list)
+    loaded: set[Any] = field(default_factory=set)
+
+    @property
+    def bound(self) -> Any:
+        """The BoundProgram of the only rank of this process."""
+        return self.ranks[0]
 
 
 class BoundPrograms(Generic[Bound]):

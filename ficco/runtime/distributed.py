@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_gather", "begin_exchange", "exchange", "gathered", "reduce_scatter"]
-
 
 def _named(*names: str) -> Any:
     """Return the first of these functions that torch.distributed has.

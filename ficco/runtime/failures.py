@@ -1,25 +1,24 @@
-"""Turn the first failure of a group, as the native core records it, into an error message.
+"""Failures and calls of a group in words, for error messages.
 
-The functions return errors; none raises.
+The native core records the first failure of a group. The functions return errors; none raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from ficco.errors import EngineError, TimeoutExceeded
+from ficco.core.errors import EngineError, TimeoutExceeded, shown
+from ficco.operators.problem import Problem
 from ficco.plan import Signal, signal_at
-
-__all__ = [
-    "ALIKE", "CLOSED", "GONE", "Failure", "differing_digests", "error_of", "failed_word",
-    "raiser_of", "refused_in_words",
-]  # fmt: skip
+from ficco.plan.schedule import Schedule
 
 ALIKE = (
     "All ranks must make the same call: the same operator, rows (pass rows= if shards are uneven), "
-    "splits, k or n, dtype and schedule (if columns or depths differ, name a schedule, because "
-    "auto may choose differently per rank; in a model that overlaps: the same modes and hooks on "
-    "its layers, or share=False; ficco.tune on all ranks or on none)"
+    "splits, k or n, dtype and schedule, and a bias on all ranks or on none (if columns or depths "
+    "differ, name a schedule, because auto may choose differently per rank; in a model that "
+    "overlaps: the same modes and hooks on its layers, or share=False; ficco.tune on "
+    "all ranks or on none)"
 )
 
 CLOSED = (
@@ -92,7 +91,7 @@ def error_of(
         return EngineError(f"rank {rank} stopped.{why} {remedy}")
     reset = remedy
     if not gone:
-        remedy = f"timeout_s is {timeout_s:g}: raise it if the machine is slow. {remedy}"
+        remedy = f"timeout_s is {timeout_s:g}: increase it if the machine is slow. {remedy}"
     step = step_name(rank, row) if row >= 0 else "no longer known"
     word = failed_word(failure)
     if word is None and place < 0:
@@ -102,8 +101,45 @@ def error_of(
     if word is None:
         waited = f"step {step_name(rank, place)!r}"
         return TimeoutExceeded(rank, step, waited, seconds, f"{notes.strip()} {remedy}".strip())
-    hint = f"Rank {raiser_of(word)} should have raised it"
+    hint = f"Rank {raiser_of(word)} should have set it"
     if value != 0:
         hint += f", but raised {value} instead of {expected}: it runs another call"
         remedy = f"{ALIKE}. {reset}"
     return TimeoutExceeded(rank, step, f"signal {word}", seconds, f"{hint}.{notes} {remedy}")
+
+
+def call_in_words(p: Problem, schedule: Schedule | None, rank: int, own: bool = True) -> str:
+    """Return a sentence about a rank's call.
+
+    Args:
+        p: the problem.
+        schedule: the schedule; None: "auto", which is not chosen yet.
+        rank: the rank that makes the call.
+        own: whether this process is that rank, and so knows all sizes.
+    """
+    sizes = f"{p.m}x{p.n}x{p.k}" if own else f"{p.m} rows, {p.agreed()['width']} columns to send"
+    sizes += " with a bias" if p.has_bias else ""
+    if p.splits:
+        sizes += f", splits {shown([list(row) for row in p.splits])}"
+    if p.tables:
+        sizes += f", tables {[len(row) for row in p.tables]} by rank"
+    way = "auto" if schedule is None else f"{schedule.name}, grain {schedule.grain_text}"
+    return f"Rank {rank} runs {p.op} of {sizes}, rows {list(p.rows)}, {p.dtype}, by {way}."
+
+
+def known_calls_in_words(known: Iterable[Any], digests: Mapping[int, int], own: int) -> list[str]:
+    """Return a sentence about each rank's call whose digest this rank knows.
+
+    Digests leave out sizes that only the rank itself knows, and so do sentences about others.
+
+    Args:
+        known: calls that this rank can make, with `problem`, `schedule` and `digest`.
+        digests: of the ranks' calls, by rank.
+        own: this rank.
+    """
+    calls = {call.digest: call for call in known}
+    return [
+        call_in_words(calls[digest].problem, calls[digest].schedule, rank, rank == own)
+        for rank, digest in digests.items()
+        if digest in calls
+    ]

@@ -11,8 +11,6 @@ import sys
 import weakref
 from typing import Any, Protocol
 
-__all__ = ["REFUSAL", "is_of_parent", "watch"]
-
 REFUSAL = (
     "this process was forked from one that uses the group; the windows, the threads and the "
     "connections of torch.distributed belong to the parent. Do not call ficco in the child (a "

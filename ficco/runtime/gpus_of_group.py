@@ -1,47 +1,50 @@
-"""Check whether the GPUs of a group can run ficco's engine; all ranks get the same answer."""
+"""Check whether a group's GPUs can run the engine, and which kernels; all ranks agree on it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
 
-from ficco.engines import cuda, hip
-from ficco.errors import InputError
-from ficco.private.torch_core import symmetric_memory
-from ficco.runtime.members import members_of
-from ficco.runtime.rendezvous import Rendezvous
+from ficco.core.errors import InputError
+from ficco.core.private.torch_core import symmetric_memory
+from ficco.engine import cuda, hip
+from ficco.engine.group_kernels import GroupKernels
+from ficco.kernels import fallback, pack
+from ficco.runtime.object_exchange import Visit
+from ficco.runtime.process import LOADING_S, ProcessRuntime
 
-__all__ = ["facts_of_gpu", "here", "ordinal", "reason_of", "vendor", "why_not"]
+# The variable of PyTorch by which ranks may share a GPU, for tests.
+_SHARES = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+_MEET_S = 300.0  # the longest time to wait for all ranks
+_NOT_FOR_AMD = "on AMD GPUs there is only a gated gather, whose tiles are not tuned"
 
 
-def why_not(group: Any, timeout_s: float = 300.0) -> str | None:
+def why_not(group: Any) -> str | None:
     """Return why the GPUs of a group cannot run ficco's engine; None if they can.
 
     A collective call on the group; all ranks get the same answer.
 
     Args:
         group: a ProcessGroup with the nccl backend.
-        timeout_s: the longest time to wait for all ranks, in seconds.
 
     Raises:
         InputError: a rank has no GPU.
         EngineError: the ranks are on several hosts, or one has died; TimeoutExceeded: a rank did
             not arrive.
     """
-    rendezvous = Rendezvous(members_of(group, "nccl"), {}, timeout_s)
-    try:
-        return reason_of(rendezvous.gather("compare GPUs", facts_of_gpu(), timeout_s))
-    finally:
-        rendezvous.close()
+    with closing(Visit(group, "compare GPUs", "nccl", _MEET_S)) as visit:
+        return reason_of(visit.gathered("compare GPUs", facts_of_gpu()))
 
 
 def reason_of(facts_by_rank: Sequence[dict[str, Any]]) -> str | None:
     """Return why GPUs with these facts, by rank, cannot run ficco's engine; None if they can.
 
     Raises:
-        InputError: a rank has no GPU.
+        InputError: a rank has no GPU, or two ranks use the same one.
     """
     for rank, facts in enumerate(facts_by_rank):
         if facts["device"] is None:
@@ -49,6 +52,7 @@ def reason_of(facts_by_rank: Sequence[dict[str, Any]]) -> str | None:
                 f"rank {rank}: the group is opened for GPUs, but PyTorch finds none on this rank "
                 f"({facts['reason']}); use machine='host' and tensors of the CPU"
             )
+    _check_distinct([facts["pci"] for facts in facts_by_rank])
     devices = {facts["device"] for facts in facts_by_rank}
     for rank, facts in enumerate(facts_by_rank):
         if facts["reason"] is not None:
@@ -59,20 +63,34 @@ def reason_of(facts_by_rank: Sequence[dict[str, Any]]) -> str | None:
     return None
 
 
+def _check_distinct(pci: Sequence[Any]) -> None:
+    """Raise InputError, on all ranks, if two ranks use one GPU, which PyTorch does not support."""
+    if torch.version.hip is not None or os.environ.get(_SHARES, "") == "1":
+        return
+    for rank, place in enumerate(pci):
+        if place is not None and (first := pci.index(place)) != rank:
+            raise InputError(
+                f"ranks {first} and {rank} use the same GPU ({place}); give each rank one of its "
+                "own: call torch.cuda.set_device(local_rank) before ficco's first call, for "
+                "example with int(os.environ['LOCAL_RANK']) under torchrun"
+            )
+
+
 def facts_of_gpu() -> dict[str, Any]:
-    """Return this rank's device, the devices that it cannot reach, and why it cannot run, if so.
+    """Return this rank's device, its place, those that it cannot reach, and why it cannot run.
 
     Devices are named by number: the ranks must see the same devices, or one device each.
     """
-    facts: dict[str, Any] = {"device": None, "unreached": [], "reason": None}
+    facts: dict[str, Any] = {"device": None, "pci": None, "unreached": [], "reason": None}
     try:
         facts["device"] = ordinal()
     except (AssertionError, RuntimeError) as error:  # no CUDA build, no driver or no GPU
         facts["reason"] = str(error).splitlines()[0]
         return facts
     try:
-        peers = vendor().capabilities(facts["device"]).peers
-        facts["unreached"] = [i for i, reached in enumerate(peers) if not reached]
+        found = vendor().capabilities(facts["device"])
+        facts["pci"] = found.pci
+        facts["unreached"] = [i for i, reached in enumerate(found.peers) if not reached]
     except cuda.GpuError as error:
         facts["reason"] = str(error)
         return facts
@@ -90,7 +108,7 @@ def facts_of_gpu() -> dict[str, Any]:
 
 
 def vendor() -> Any:
-    """Return the module for the devices of this build of PyTorch: cuda or hip of `engines`."""
+    """Return the module for the devices of this build of PyTorch: cuda or hip of `engine`."""
     return cuda if torch.version.hip is None else hip
 
 
@@ -102,3 +120,34 @@ def here() -> torch.device:
 def ordinal() -> int:
     """Return the number of the current device; the driver and PyTorch number devices alike."""
     return torch.cuda.current_device()
+
+
+def kernels_of(runtime: ProcessRuntime) -> GroupKernels:
+    """Return the kernels that all ranks of a group can load. A collective call on the group.
+
+    If it raises an error, the runtime is closed, so that its peers do not wait.
+    """
+    try:
+        facts = runtime.gathered("compare kernels", _facts_of_kernels(), least_s=LOADING_S)
+    except BaseException:
+        runtime.close()
+        raise
+    compiles = not any(uncompiled for _, uncompiled, _ in facts)
+    for rank, (unpacked, uncompiled, _) in enumerate(facts):
+        if unpacked and not compiles:  # one rank has no pack, and one cannot compile
+            why = uncompiled or next(reason for _, reason, _ in facts if reason)
+            both = unpacked if why == unpacked else f"{unpacked}, and {why}"
+            return GroupKernels(f"rank {rank}: {both}", False, ())
+    gpus = tuple(sorted({tuple(gpu) for *_, gpu in facts}))
+    (capability, _), packed = facts[runtime.rank][2], not any(unpacked for unpacked, *_ in facts)
+    return GroupKernels("", compiles, gpus, capability, packed)
+
+
+def _facts_of_kernels() -> tuple[str, str, tuple[int, int]]:
+    """Return why this rank has no pack, why it cannot compile, and its GPU."""
+    if torch.version.hip is not None:
+        return _NOT_FOR_AMD, _NOT_FOR_AMD, (0, 1)
+    facts = cuda.capabilities(ordinal())
+    capability = 10 * facts.major + facts.minor
+    processors = torch.cuda.get_device_properties(ordinal()).multi_processor_count
+    return pack.why_not(capability), fallback.why_not(), (capability, processors)

@@ -20,22 +20,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ficco.compute.torch_bags import pooled_bags
-from ficco.compute.torch_dtypes import TORCH_DTYPE
-from ficco.engines.call_steps import CallSteps, Step
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
+from ficco.core.private import torch_collectives
+from ficco.core.private.torch_core import contiguous_strides, empty_on_gpu, unsafe_view
+from ficco.engine.compute.torch import pooled_bags
+from ficco.engine.compute.torch_dtypes import TORCH_DTYPE
+from ficco.engine.repeated_calls import CallSteps, Step
 from ficco.lowering import lower_rank
-from ficco.passes import compile_plan
+from ficco.operators.problem import Problem
 from ficco.plan import Buffer, Region
-from ficco.private import torch_collectives
-from ficco.private.torch_core import contiguous_strides, empty_on_gpu, unsafe_view
-from ficco.problem import Problem
+from ficco.plan.schedule import Schedule
 from ficco.program import Bag, Copy, Entry, Exchange, Gemm, Launch, Program, Reduce
+from ficco.program.passes import compile_plan
+from ficco.program.target import LIBRARY
 from ficco.runtime import distributed
-from ficco.schedule import Schedule
-from ficco.target import LIBRARY
-
-__all__ = ["bind", "program_of", "run"]
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Tensor]], list[Tensor]]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import weakref
+from functools import partial
 from typing import Any
 
-from ficco.errors import EngineError, InputError
+from ficco.core.errors import EngineError, InputError
+from ficco.core.presence import Facts, key_of
 from ficco.runtime import forks
 from ficco.runtime.bootstrap import Members, note_refusal
 
-__all__ = ["members_of", "note_turn", "rank_in", "refuse_to_open"]
-
-_KINDS = {"gloo": "the CPU", "nccl": "GPUs"}  # the kind of tensors that a backend supports
+# The kind of tensors that a backend supports.
+_KINDS = {"gloo": "the CPU", "nccl": "GPUs", "": "any device"}
 _turns: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -41,7 +43,7 @@ def members_of(group: Any, backend: str = "gloo") -> Members:
 
     Args:
         group: the group.
-        backend: the backend it must have: "gloo" for CPU tensors, "nccl" for GPU tensors.
+        backend: the backend it must have: "gloo" for CPU tensors, "nccl" for GPU tensors; "": any.
 
     Raises:
         InputError: `group` is neither, does not contain this process, or lacks the backend.
@@ -80,8 +82,19 @@ def _here(group: Any, rank: int, kind: str) -> Members:
 
     note_turn(group, 1 + _turns.get(group, 0))
     return Members(
-        rank, dist.get_world_size(group), kind, group.get_group_store(), _turns[group], group
-    )
+        rank, dist.get_world_size(group), kind, group.get_group_store(), _turns[group], group,
+        announced=partial(_announced, group),
+    )  # fmt: skip
+
+
+def _announced(group: Any, rank: int) -> Facts | None:
+    """Return what the process of a rank of a group has told by `presence.announce`, or None."""
+    import torch.distributed as dist
+
+    key, everyone = key_of(dist.get_global_rank(group, rank)), dist.group.WORLD
+    store: Any = everyone.get_group_store() if everyone is not None else None
+    facts: Facts | None = json.loads(store.get(key)) if store and store.check([key]) else None
+    return facts
 
 
 def note_turn(group: Any, turn: int) -> None:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-__all__ = ["RankJob", "RankThreads"]
-
 Function = Callable[[int], Any]  # of a rank
 Queue = SimpleQueue[Any]
 

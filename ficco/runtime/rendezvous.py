@@ -18,42 +18,20 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from ficco.call_lock import CallLock
-from ficco.errors import EngineError, TimeoutExceeded
+from ficco.core.call_lock import CallLock
+from ficco.core.errors import EngineError, TimeoutExceeded
+from ficco.core.machine import Machine
+from ficco.engine import groups
 from ficco.runtime.bootstrap import LEADER, MESSAGE_BYTES, Connected, Members, connected, ready
 from ficco.runtime.failures import CLOSED
+from ficco.runtime.meeting import Agenda, Facts
 
-__all__ = ["Agenda", "Facts", "Rendezvous"]
-
-Facts = dict[str, Any]
+_Joined = TypeVar("_Joined")
 
 _POLL_S = 0.05  # how often a waiting rank checks whether the group has failed
 _GRACE_S = 1.0  # for the leader's verdict to arrive after the leader's deadline
-
-
-class Agenda(NamedTuple):
-    """The purpose of a rendezvous, and this rank's contribution to it.
-
-    Attributes:
-        what: the purpose, equal on all ranks, for example "open the group".
-        facts: JSON values that this rank sends to the leader.
-        make: called by the leader with all ranks' facts; returns (file descriptor or None, facts).
-        join: called by every rank with that pair; the descriptor is closed afterwards.
-        broken: polled while waiting; returns an error that makes waiting pointless, or None.
-        condition: returns a sentence about a missing rank, or an empty string.
-        overtaken: polled until all ranks have arrived; returns the error if a peer makes another
-            call instead, or None. Later a peer may be ahead because it left the rendezvous first.
-    """
-
-    what: str
-    facts: Facts
-    make: Callable[[list[Facts]], tuple[int | None, Facts]]
-    join: Callable[[Any, Facts], Any]
-    broken: Callable[[], Exception | None]
-    condition: Callable[[int], str]
-    overtaken: Callable[[], Exception | None] = lambda: None
 
 
 class _Ended(Exception):
@@ -88,8 +66,11 @@ def _unpacked_error(verdict: Facts) -> Exception:
 class Rendezvous:
     """The permanent connection between a group's processes.
 
+    It is a `Meeting` of ranks that are processes.
+
     Attributes:
         rank, world: this process's rank, and the number of ranks.
+        ranks: this process's rank alone.
         pids: process ids by rank.
         turn: how often the ranks have opened the group; equal on all ranks.
     """
@@ -103,6 +84,7 @@ class Rendezvous:
     ) -> None:
         """Connect all ranks; see `bootstrap.connected`."""
         self.rank, self.world = members.rank, members.world
+        self.ranks = (self.rank,)
         connections = Connected({}, [os.getpid()], members.turn)
         self._departure: Facts | None = None  # verdict on all rendezvous after a rank has left
         if self.world > 1:
@@ -137,36 +119,62 @@ class Rendezvous:
             except _Ended as ended:
                 raise _unpacked_error(ended.verdict) from None
 
-    def gather(
-        self,
-        what: str,
-        value: Any,
-        timeout_s: float,
-        call: str = "",
-        overtaken: Callable[[], Exception | None] = lambda: None,
-        broken: Callable[[], Exception | None] = lambda: None,
-    ) -> list[Any]:
+    def memory(self, window_bytes: int) -> int:
+        """Make the group's shared memory; return its file descriptor. See `Meeting.memory`."""
+        return groups.create(self.world, window_bytes)
+
+    def group(
+        self, memory: int | None, window_bytes: int, machine: Machine, timeout_s: float
+    ) -> groups.Group:
+        """Join the group's shared memory. See `Meeting.group`."""
+        assert memory is not None  # the leader has made it
+        return groups.join(memory, self.world, self.rank, window_bytes, machine, timeout_s)
+
+    def gather(self, what: str, value: Any, *waits: Any) -> list[Any]:
         """Return the JSON values of all ranks, by rank. Raises as `meet`.
 
         Args:
             what: the purpose, equal on all ranks.
             value: of this rank.
+            waits: see `share`.
+        """
+        values: list[Any] = self.share(
+            what,
+            lambda brought: (None, {"all": [facts["brings"] for facts in brought]}),
+            lambda _, facts: facts["all"],
+            *waits,
+            brings=json.loads(json.dumps(value)),  # the leader's value, too
+        )
+        return values
+
+    def share(
+        self,
+        what: str,
+        make: Callable[[list[Facts]], tuple[int | None, Facts]],
+        join: Callable[[Any, Facts], _Joined],
+        timeout_s: float,
+        call: str = "",
+        overtaken: Callable[[], Exception | None] = lambda: None,
+        broken: Callable[[], Exception | None] = lambda: None,
+        *,
+        brings: Any = None,
+    ) -> _Joined:
+        """Make memory on rank 0, and pass its file descriptor to all ranks. Raises as `meet`.
+
+        Args:
+            what: the purpose, equal on all ranks.
+            make: see `Agenda`.
+            join: see `Agenda`.
             timeout_s: how long to wait for the others.
             call: a sentence about the call for which the ranks meet; empty: none.
             overtaken: see `Agenda`.
             broken: see `Agenda`.
+            brings: JSON of this rank, for `make`.
         """
-        agenda = Agenda(
-            what,
-            {"brings": json.loads(json.dumps(value)), "call": call},  # the leader's value, too
-            lambda brought: (None, {"all": [facts["brings"] for facts in brought]}),
-            lambda _, facts: facts["all"],
-            broken,
-            lambda rank: "",
-            overtaken,
-        )
-        values: list[Any] = self.meet(agenda, timeout_s)
-        return values
+        facts = {"brings": brings, "call": call}
+        agenda = Agenda(what, facts, make, join, broken, lambda rank: "", overtaken)
+        joined: _Joined = self.meet(agenda, timeout_s)
+        return joined
 
     def _lead(self, agenda: Agenda, timeout_s: float) -> Any:
         turns: dict[int, int] = {}  # of ranks that have arrived: their number of this rendezvous

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from ficco.errors import DevicesRefused, EngineError, InputError
+from ficco.core.errors import DevicesRefused, EngineError, InputError
+from ficco.engine import hip
+from ficco.engine.gpus import Gpus
 from ficco.runtime.gpus_of_group import ordinal, vendor
 from ficco.runtime.process import ProcessRuntime
-
-__all__ = ["trusted_gpus"]
 
 
 def trusted_gpus(runtime: ProcessRuntime, signals: str) -> str:
@@ -32,9 +33,9 @@ def trusted_gpus(runtime: ProcessRuntime, signals: str) -> str:
     if torch.version.hip is None or runtime.world == 1:
         return ""
     # The PCI address and the number of each rank's device.
-    gpus = runtime.gathered((vendor().capabilities(ordinal()).pci, ordinal()))
+    gpus = runtime.gathered("compare GPUs", (vendor().capabilities(ordinal()).pci, ordinal()))
     answer = _answer(gpus, signals) if runtime.rank == 0 else None
-    kind, text = runtime.gathered(answer)[0]
+    kind, text = runtime.gathered("probe GPUs", answer)[0]
     if kind == "refused":
         raise DevicesRefused(text)
     if kind == "input":
@@ -46,9 +47,7 @@ def trusted_gpus(runtime: ProcessRuntime, signals: str) -> str:
 
 def _answer(gpus: Sequence[tuple[Any, int]], signals: str) -> tuple[str, str]:
     """Return what rank 0 finds: "overlaps", "declined", "serial", "refused" or "input", and why."""
-    from ficco.engines.hip import GpuError
-    from ficco.engines.hip_peers import HipPeers
-    from ficco.engines.probe_record import declined, trusted
+    from ficco.engine.probe_record import declined, trusted
 
     numbers = sorted({number for _, number in gpus})
     try:
@@ -61,7 +60,7 @@ def _answer(gpus: Sequence[tuple[Any, int]], signals: str) -> tuple[str, str]:
                 "each rank sees other devices, so none can probe them all; let every process see "
                 "all devices (unset HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES)"
             )
-        peers = HipPeers(numbers)
+        peers = Gpus(hip, numbers)
         try:
             reason = trusted(peers, signals)
         finally:
@@ -70,7 +69,7 @@ def _answer(gpus: Sequence[tuple[Any, int]], signals: str) -> tuple[str, str]:
         return "refused", str(error)
     except InputError as error:
         return "input", str(error)
-    except (EngineError, GpuError) as error:
+    except (EngineError, hip.GpuError) as error:
         return "serial", f"the devices cannot be probed: {error}"
     return ("serial", reason) if reason else ("overlaps", "")
 
@@ -84,7 +83,8 @@ class _SharedCopies:
     """
 
     def __init__(self, runtime: ProcessRuntime, number: int) -> None:
-        self._runtime, self._number = runtime, number
+        self._rank, self._number = runtime.rank, number
+        self._gathered = partial(runtime.gathered, "probe copies to shared memory")
         self._memory: Any = None
         self._copies: Any = None
         self._exported: list[str] = []
@@ -94,12 +94,12 @@ class _SharedCopies:
         """Return why copies do not overlap with kernels, or ""."""
         error = self._agreed(self._allocate)
         if not error:
-            self._handles = self._runtime.gathered(self._exported)
+            self._handles = self._gathered(self._exported)
             error = self._agreed(self._open) or self._agreed(self._hold)
         if error:
             self._agreed(self._release)
             return f"copies to memory that processes share cannot be probed: {error}"
-        late: list[list[str]] = self._runtime.gathered(self._copies.late())
+        late: list[list[str]] = self._gathered(self._copies.late())
         error = self._agreed(self._release)
         for rank, of_rank in enumerate(late):
             if of_rank:
@@ -112,28 +112,24 @@ class _SharedCopies:
 
     def _agreed(self, step: Callable[[], None]) -> str:
         """Make a step; return the first rank's error, on all ranks, or ""."""
-        from ficco.engines.hip import GpuError
-
         error = ""
         try:
             step()
-        except (EngineError, GpuError) as failed:
+        except (EngineError, hip.GpuError) as failed:
             error = str(failed) or type(failed).__name__
-        errors = self._runtime.gathered(error)
+        errors = self._gathered(error)
         return next((each for each in errors if each), "")
 
     def _allocate(self) -> None:
-        from ficco.engines.hip_memory import SharedMemory
-        from ficco.engines.window_copies import LARGEST
+        from ficco.engine.window_copies import LARGEST
 
-        self._memory = SharedMemory(self._number, LARGEST)
+        self._memory = hip.SharedMemory(self._number, LARGEST)
         self._exported = self._memory.exported()
 
     def _open(self) -> None:
-        from ficco.engines import hip
-        from ficco.engines.window_copies import WindowCopies
+        from ficco.engine.window_copies import WindowCopies
 
-        rank, memory = self._runtime.rank, self._memory
+        rank, memory = self._rank, self._memory
         places = [
             (memory.addresses if peer == rank else memory.opened(handles))[0]
             for peer, handles in enumerate(self._handles)

@@ -6,7 +6,8 @@ verified plans on one window is correct, whatever copies they use, and on one ma
 alternate between its copies. The stages, in the order of the proof:
 
     form      regions are inside buffers, sizes agree, units fit the kinds of steps
-    signals   every signal has one raiser and one clearer, and is waited for
+    signals   every signal has one raiser and one clearer, and is waited for; every rank waits for
+              `entered` of every peer, so it notices a peer that makes another call
     order     the happens-before relation of all ranks' steps has no cycle
     blocking  no rank blocks in submission order
     spins     kernels that wait while they run do not hold back the steps that they wait for
@@ -21,13 +22,12 @@ from __future__ import annotations
 
 from ficco.plan import Plan
 from ficco.verifier.blocking import check_submission
-from ficco.verifier.form import check_form
+from ficco.verifier.form import Violation, check_form
 from ficco.verifier.memory import check_memory
 from ficco.verifier.order import Order
-from ficco.verifier.signals import check_uses, check_words, words_of
+from ficco.verifier.signals import check_entries, check_uses, check_words, words_of
 from ficco.verifier.spins import check_spins
 from ficco.verifier.values import check_values
-from ficco.verifier.violation import Violation
 
 __all__ = ["Violation", "check_form", "verify"]
 
@@ -49,6 +49,7 @@ def verify(plan: Plan) -> list[Violation]:
         return order.cycle
     violations = check_submission(plan, signals)
     violations += check_spins(order)
+    violations += check_entries(plan, signals)
     violations += check_words(order, signals)
     violations += check_memory(order, signals)
     if violations:

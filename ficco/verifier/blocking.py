@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ficco.plan import Plan, Signal, Step
+from ficco.verifier.form import Violation
 from ficco.verifier.signals import WordUses
-from ficco.verifier.violation import Violation
-
-__all__ = ["check_submission"]
 
 
 def check_submission(plan: Plan, signals: WordUses) -> list[Violation]:

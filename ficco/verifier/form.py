@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from ficco.machine import COLLECTIVES
+from ficco.core.machine import COLLECTIVES
+from ficco.operators.problem import MODES
 from ficco.plan import (
     SHARED,
     UNITS,
@@ -20,14 +22,10 @@ from ficco.plan import (
     Region,
     Step,
     bags_of,
+    operand_buffers,
     regions_of,
 )
-from ficco.problem import MODES
-from ficco.verifier.meaning import required_buffers
 from ficco.verifier.tiles import Box, Tiles
-from ficco.verifier.violation import Violation
-
-__all__ = ["check_form"]
 
 # Fields that each kind of step uses; all others are empty.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -96,16 +94,19 @@ def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
     if len({buffer.role for buffer in windows}) > 1:
         yield _bad(rank, "-", "buffers", "it has windows and mailboxes, whose words differ",
                    "declare only one of the two roles")  # fmt: skip
-    for needed in required_buffers(plan.problem, rank):
+    for needed in operand_buffers(plan.problem, rank):
         declared = seen.pop(needed.name, None)
         if declared is None or declared != needed:
             what = f"found {declared}" if declared else "it is missing"
             yield _bad(rank, needed.name, "buffers", f"the problem needs {needed}; {what}",
                        "declare the needed buffer")  # fmt: skip
+    kept = {
+        "float32",
+        plan.problem.dtype,
+        *[one.dtype for one in plan.problem.operator.attachments],
+    }
     for buffer in entry.buffers:
-        if buffer.role in (*SHARED, "workspace") and buffer.dtype not in (
-            plan.problem.dtype, "float32",
-        ):  # fmt: skip
+        if buffer.role in (*SHARED, "workspace") and buffer.dtype not in kept:
             yield _bad(rank, buffer.name, "buffers", f"a {buffer.role} of {buffer.dtype} for a "
                        f"problem in {plan.problem.dtype}: it would lose digits",
                        f"make it {plan.problem.dtype} or float32")  # fmt: skip
@@ -353,3 +354,31 @@ def _inside(region: Region, buffers: dict[tuple[int, str], Buffer], least: int) 
 
 def _bad(rank: int, step: str, rule: str, message: str, mend: str) -> Violation:
     return Violation(rank, step, rule, message, mend)
+
+
+class Violation(NamedTuple):
+    """What is wrong with a plan, at one place; `print` shows it as one line.
+
+    Attributes:
+        rank: the rank whose plan is wrong there.
+        step: the id of the step.
+        rule: the rule that is violated, such as "race" or "handover".
+        message: what is wrong.
+        mend: how to correct it.
+
+    Example:
+        >>> problem = ficco.Problem.chunked("matmul_all_reduce", world=2, m=8, n=4, k=4)
+        >>> plan = ficco.lower(problem, "serial")
+        >>> violation = ficco.verify(plan._replace(ranks=plan.ranks[:1])).violations[0]
+        >>> print(violation.rule, violation.message, violation.mend, sep="; ")
+        ranks; the plan has ranks [0], the problem's world is 2; give the plans of ranks 0 to 1...
+    """
+
+    rank: int
+    step: str
+    rule: str
+    message: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, step {self.step!r}: {self.rule}: {self.message}; {self.mend}"

@@ -5,8 +5,7 @@ For a window copy of rank q: accesses by other ranks happen after q's previous u
 before that signal, or before the ends of the calls of both q and that peer. So the next call may
 make the same assumption.
 
-For a mailbox, calls alternate between copies: every rank must notify every peer that it has
-entered, and wait for the same from every peer before its call ends.
+For a mailbox, calls alternate between copies. `entered` hands a copy over: see `check_entries`.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ficco.plan import Region, Signal, Step, has_mailbox
+from ficco.verifier.form import Violation
 from ficco.verifier.order import Event, Order
 from ficco.verifier.signals import WordUses
 from ficco.verifier.tiles import Box, Tiles
-from ficco.verifier.violation import Violation
-
-__all__ = ["check_memory"]
 
 MOST_RACES = 8  # reported per buffer; one missing signal causes many
 
@@ -48,9 +45,7 @@ def check_memory(order: Order, signals: WordUses) -> list[Violation]:
         violations += _races(order, place, of_place)
         if roles[place[:2]] == "window":
             violations += _handover(order, signals, place, of_place)
-    if any(has_mailbox(entry.buffers) for entry in order.plan.ranks):
-        violations += _turns(order, signals)
-    else:
+    if not any(has_mailbox(entry.buffers) for entry in order.plan.ranks):
         violations += _word_handover(order, signals)
     return violations
 
@@ -145,20 +140,6 @@ def _handover(
                 "previous call", f"wait for free[{owner}] first",
             )  # fmt: skip
     yield from _released(order, signals, owner, copy, [access.last for access in accesses])
-
-
-def _turns(order: Order, signals: WordUses) -> Iterator[Violation]:
-    """Check that every rank notifies every peer of its entry, and waits for that of every peer."""
-    ranks = range(order.plan.problem.world)
-    for rank in ranks:
-        for peer in ranks:
-            uses = signals.get(Signal(rank, "entered", peer))
-            if rank != peer and (uses is None or not uses.waits):
-                yield _bad(
-                    order.starts[rank], f"rank {rank} ends its call without a wait for the entry "
-                    f"of rank {peer}, so its next call but one may store in a mailbox that rank "
-                    f"{peer} still reads", f"wait for entered[{peer}]",
-                )  # fmt: skip
 
 
 def _word_handover(order: Order, signals: WordUses) -> Iterator[Violation]:

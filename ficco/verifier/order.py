@@ -25,10 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ficco.plan import Part, Plan, Signal, Step, has_mailbox
+from ficco.verifier.form import Violation
 from ficco.verifier.signals import Uses, WordUses
-from ficco.verifier.violation import Violation
-
-__all__ = ["Event", "Order", "kernel_lanes"]
 
 
 class Event:

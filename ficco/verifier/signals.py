@@ -4,6 +4,10 @@ Between calls all signals are 0 except `free`, which is 1 or will be raised by t
 call. Behind its clear, and in the same lane, a wait for `free` is for the one that a peer raises in
 this call, which stays raised for the next call. `check_uses` checks the rules that need no order of
 events; `check_words` the others.
+
+`entered` alone says which call a rank makes: it carries the digest, which a wait step compares.
+Data arrive from any call, so what they imply in this plan does not replace the comparison. See
+`check_entries`.
 """
 
 from __future__ import annotations
@@ -12,13 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ficco.plan import SIGNALS, Plan, Signal, has_mailbox
-from ficco.verifier.violation import Violation
+from ficco.plan import SHARED, SIGNALS, Plan, Signal, has_mailbox
+from ficco.verifier.form import Violation
 
 if TYPE_CHECKING:
     from ficco.verifier.order import Order
-
-__all__ = ["Use", "Uses", "WordUses", "check_uses", "check_words", "words_of"]
 
 Use = tuple[int, str, int]  # rank, step id, part (-1: the step itself)
 
@@ -146,6 +148,39 @@ def _collectives(plan: Plan) -> list[Violation]:
                           "let all ranks take part in the same collectives, in the same order")
             ]  # fmt: skip
     return []
+
+
+def check_entries(plan: Plan, signals: WordUses) -> list[Violation]:
+    """Check that every rank compares the call of every peer: it waits for the peer's `entered`.
+
+    The wait is a step: a part of a gated step does not compare digests. Plans without windows and
+    signals are exempt: they exchange data by a library's collectives only.
+    """
+    if not signals and not any(b.role in SHARED for entry in plan.ranks for b in entry.buffers):
+        return []
+    mailbox = any(has_mailbox(entry.buffers) for entry in plan.ranks)
+    ranks = range(plan.problem.world)
+    violations = []
+    for rank in ranks:
+        for peer in ranks:
+            uses = signals.get(Signal(rank, "entered", peer))
+            if rank == peer or (uses and any(part < 0 for _, _, part in uses.waits)):
+                continue
+            message = (
+                f"rank {rank} has no wait step for the entry of rank {peer}, so it does not notice "
+                f"if rank {peer} makes another call"
+            )
+            if mailbox:
+                message += (
+                    f", and its next call but one may store in a mailbox that rank {peer} still "
+                    "reads"
+                )
+            step = uses.clears[0][1] if uses and uses.clears else "-"
+            violations.append(
+                Violation(rank, step, "entered", message, f"wait for entered[{peer}] before the "
+                          "last use of its data, also if the data imply that it has entered")
+            )  # fmt: skip
+    return violations
 
 
 def check_words(order: Order, signals: WordUses) -> list[Violation]:

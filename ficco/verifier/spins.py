@@ -66,10 +66,8 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from ficco.plan import RankPlan, Step
+from ficco.verifier.form import Violation
 from ficco.verifier.order import Event, Order
-from ficco.verifier.violation import Violation
-
-__all__ = ["check_spins"]
 
 _Bounds = dict[int, list[Event]]  # per chain: events that must come before, by position
 

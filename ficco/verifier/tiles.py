@@ -9,8 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Box", "Tiles"]
-
 V = TypeVar("V")
 
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
+from ficco.operators.problem import Problem
+from ficco.operators.symbolic import Content, Owner, Source, bags_name, combined, dot, row_of, shift
 from ficco.plan import Bag, Part, Product, Region, Step, bags_of, mode_of
-from ficco.problem import Problem
-from ficco.symbolic import Content, Owner, Source, bags_name, combined, dot, row_of, shift
-from ficco.verifier.meaning import expected
+from ficco.verifier.form import Violation
 from ficco.verifier.order import Event, Order
 from ficco.verifier.tiles import Box, Tiles
-from ficco.verifier.violation import Violation
-
-__all__ = ["check_values"]
 
 _SUMS = ("reduce_scatter", "all_reduce")  # collectives that add up
 
@@ -87,17 +84,17 @@ class _Memory:
 
     def outputs(self, problem: Problem, rank: int) -> Iterator[Violation]:
         """Compare a rank's outputs with those that the problem defines."""
-        for want in expected(problem, rank):
-            parts = self.fields[rank, want.buffer, 0].read(want.box)
-            step = self.writers.get((rank, want.buffer), "-")
+        for name, row0, row1, col0, col1, product in problem.operator.meaning(problem, rank):
+            want, whole = _with_terms(problem, product), Box(row0, row1, col0, col1)
+            parts = self.fields[rank, name, 0].read(whole)
+            step = self.writers.get((rank, name), "-")
             for box, content in parts:
-                if content != want.content:
-                    difference = _difference(want.content, content)
-                    yield Violation(rank, step, "value", f"{want.buffer}{box}: {difference}",
+                if content != want:
+                    difference = _difference(want, content)
+                    yield Violation(rank, step, "value", f"{name}{box}: {difference}",
                                     "correct the regions or the step that writes it")  # fmt: skip
-            if sum(box.area for box, _ in parts) < want.box.area:
-                yield Violation(rank, step, "value",
-                                f"{want.buffer}{want.box} is not completely written",
+            if sum(box.area for box, _ in parts) < whole.area:
+                yield Violation(rank, step, "value", f"{name}{whole} is not completely written",
                                 "write every element of the output")  # fmt: skip
 
     def _field(self, region: Region) -> Tiles[Content]:
@@ -166,12 +163,14 @@ class _Memory:
 
     def _not_a_bag(self, bag: Bag) -> str:
         """Return why regions are not a table with its indices, offsets and weights, or ""."""
-        number = bag.table.buffer.removeprefix("table")
+        table = bag.table.buffer
+        operands = self.order.plan.problem.operands(bag.table.rank)
+        found = {operand.name: (operand.role, operand.follows) for operand in operands}
         whole_ones = {"table": bag.table, "indices": bag.indices}
         if bag.weights is not None:
-            whole_ones["weights"] = bag.weights
-        for name, region in {**whole_ones, "offsets": bag.bags}.items():
-            if region.buffer != f"{name}{number}":
+            whole_ones["factors"] = bag.weights
+        for role, region in {**whole_ones, "offsets": bag.bags}.items():
+            if found.get(region.buffer) != (role, "" if role == "table" else table):
                 return f"{region} does not belong to {bag.table}"
         for region in whole_ones.values():
             whole = self.order.plan.ranks[region.rank].buffer(region.buffer)
@@ -242,6 +241,18 @@ class _Memory:
         for giver, index, target in pairs:
             self._put(event, target, peers[giver].reads[index], snapshots[giver][index])
         return []
+
+
+def _with_terms(problem: Problem, content: Content) -> Content:
+    """Return a content plus the terms of all rows of inputs that it multiplies."""
+    if isinstance(content, Source) or not problem.operator.attachments:
+        return content
+    contents: list[Content] = [content]
+    for key, _ in content.terms:
+        if key[0] == "dot":
+            _, (rank, x), _, down, _, _, right, _ = cast(Any, key)
+            contents += [Source((rank, a.name), down, right) for a in problem.attached(rank, x)]
+    return combined(contents)
 
 
 def _added_up(rank: int, step: Step, peers: list[Step]) -> list[tuple[int, int, Region]] | None:

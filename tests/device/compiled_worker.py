@@ -22,8 +22,8 @@ from small_kernels import all_meet, delayed_sum, push_around
 from triton.compiler.errors import CompilationError
 
 from ficco import device as fd
-from ficco.errors import InputError
-from ficco.private.triton_core import compile_ahead
+from ficco.core.errors import InputError
+from ficco.core.private.triton_core import compile_ahead
 
 KINDS = {"data": "*bf16", "signals": "*i32", "window": "*i64"}
 KINDS |= dict.fromkeys(("source", "out", "x", "y", "box"), "*bf16")

@@ -26,15 +26,17 @@ from interpreting import make_ready
 from small_kernels import (
     DTYPES,
     all_meet,
+    astray,
     compare,
     delayed_sum,
     exchange,
     pull_around,
     push_around,
 )
+from triton.runtime.errors import InterpreterError
 
 from ficco import device as fd
-from ficco.errors import InputError, TimeoutExceeded
+from ficco.core.errors import InputError, TimeoutExceeded
 
 CALLS = 100
 LIMIT_S = 60.0
@@ -332,6 +334,55 @@ def declared() -> None:
         assert not fd.check(
             lambda *place: embedding_all_to_all.steps(*place, world, programs), **given
         )
+
+
+def astrays() -> None:
+    """A peer, an element or a signal that does not exist is refused; nothing is written."""
+    windows = fd.local_windows(2, 12, torch.float32, signals=3, timeout_s=1.0)
+    mails = fd.local_windows(2, 12, torch.float32, mailbox=True, timeout_s=0.2)
+    mine, mail = windows[0], mails[0]
+    own, out = torch.arange(1.0, 17.0), torch.zeros(1, dtype=torch.int32)
+
+    def call(what: str, pe: int, first: int, count: int) -> None:
+        astray[(1,)](mine.tensor, mine.signals, mail.tensor, own, out, mine.table, mail.table,
+                     what, pe, first, count)  # fmt: skip
+
+    def refused(what: str, pe: int, first: int, count: int, words: str) -> None:
+        before = [(each.tensor.clone(), each.signals.clone()) for each in (*windows, *mails)]
+        try:
+            call(what, pe, first, count)
+        except InterpreterError as error:
+            text, name = str(error.__cause__), what.removeprefix("mailbox.")
+            assert isinstance(error.__cause__, InputError), error.__cause__
+            assert text.startswith(f"rank 0, {name} in astray (small_kernels.py, line "), text
+            assert words in text, text
+        else:
+            raise AssertionError(f"{what} {pe} {first} {count} was not refused")
+        for each, (data, signals) in zip((*windows, *mails), before, strict=True):
+            assert torch.equal(each.tensor.view(torch.int32), data.view(torch.int32))
+            assert torch.equal(each.signals, signals)
+
+    sends = ("put", "get", "store", "load", "remote_ptr", "signal", "put_signal", "mailbox.put")
+    for what in sends:
+        for pe in (2, -1, 63):
+            refused(what, pe, 0, 1, f"pe={pe}: the window has the ranks 0 to 1")
+    for what in ("put", "get", "store", "load", "mailbox.put"):
+        words = "elements 8 to 12 of rank 1's data, 5 in length; the data have 12 elements of fp32"
+        refused(what, 1, 8, 5, words)
+        refused(what, 1, -1, 3, "elements -1 to 1 of rank 1's data")
+        call(what, 1, 8, 4)
+    refused("put", 1, 0, -4, "nelems=-4")
+    refused("put_signal", 1, 0, 13, "elements 0 to 12 of rank 1's data")
+    for what in ("signal", "put_signal", "wait"):
+        for first in (3, -1):
+            about = f"signal {first} of rank {0 if what == 'wait' else 1}: the window has 3 signals"
+            refused(what, 1, first, 1, about)
+        call(what, 1, 2, 0)
+    refused("barrier", 0, 2, 2, "signals 2 to 3 of rank 0: the window has 3 signals")
+    refused("barrier", 0, 0, 3, "WORLD=3: the window has 2 ranks")
+    refused("mailbox.take_sum", 0, 3, 3, "elements 3 to 13 of rank 0's data")
+    call("mailbox.take_sum", 0, 0, 3)
+    assert (windows[1].tensor[8:] == own[:4]).all() and windows[1].signals.tolist() == [0, 0, 1]
 
 
 def refusals() -> None:

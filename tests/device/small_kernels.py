@@ -8,9 +8,9 @@ import triton.language as tl
 
 from ficco import device as fd
 
-# ruff: noqa: N803 (constants of kernels are in capitals)
-
-__all__ = ["all_meet", "compare", "delayed_sum", "exchange", "pull_around", "push_around"]
+__all__ = [
+    "all_meet", "astray", "compare", "delayed_sum", "exchange", "pull_around", "push_around",
+]  # fmt: skip
 
 
 @triton.jit
@@ -80,6 +80,39 @@ def compare(signals, out, window):
 def all_meet(out, window, WORLD: tl.constexpr):
     """Store whether a barrier was met."""
     tl.store(out, fd.barrier(0, window, WORLD))
+
+
+@triton.jit
+def astray(
+    data, signals, box, own, out, window, mail, WHAT: tl.constexpr, PE: tl.constexpr,
+    FIRST: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Call one function, with what may not exist."""
+    at = FIRST + tl.arange(0, 8)
+    near, tile = tl.arange(0, 8) < COUNT, at[None, :]
+    if WHAT == "put":
+        fd.put(data + FIRST, own, COUNT, PE, window)
+    elif WHAT == "get":
+        fd.get(own, data + FIRST, COUNT, PE, window)
+    elif WHAT == "store":
+        fd.store(data + at, tl.load(own + tl.arange(0, 8)), PE, window, near)
+    elif WHAT == "load":
+        tl.store(own + tl.arange(0, 8), fd.load(data + at, PE, window, near, 0.0))
+    elif WHAT == "remote_ptr":
+        tl.store(fd.remote_ptr(data, PE, window) + at, tl.load(own + tl.arange(0, 8)), near)
+    elif WHAT == "signal":
+        fd.signal(signals + FIRST, 1, "add", PE, window)
+    elif WHAT == "put_signal":
+        fd.put_signal(data, own, COUNT, signals + FIRST, 1, "set", PE, window)
+    elif WHAT == "wait":
+        tl.store(out, fd.wait(signals + FIRST, "eq", 0, window))
+    elif WHAT == "barrier":
+        tl.store(out, fd.barrier(FIRST, window, COUNT))
+    elif WHAT == "mailbox.put":
+        fd.mailbox.put(box + at, tl.load(own + tl.arange(0, 8)), PE, 0, mail, near)
+    else:
+        _, came = fd.mailbox.take_sum(box + tile, 4, 0, mail, near[None, :], COUNT)
+        tl.store(out, came)
 
 
 @triton.jit

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ficco.device import Raise, Unmet, Wait, check
-from ficco.errors import InputError
+from ficco.core.errors import InputError
+from ficco.device import Get, Put, Raise, Unmet, Wait, check
 
 Steps = Iterator[Raise | Wait]
 
@@ -195,7 +195,8 @@ def stuck(
 
 def test_what_is_no_declaration_is_refused() -> None:
     for step, words in (
-        ("data", "a Raise or a Wait is needed"), (Raise(2, "a"), "rank=2: a whole number"),
+        ("data", "a Raise, a Wait, a Put or a Get is needed"),
+        (Raise(2, "a"), "rank=2: a whole number"),
         (Raise(0, "a", 0), "by=0: a whole number"), (Wait("a", "b"), "value='b': a whole number"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
@@ -206,3 +207,24 @@ def test_what_is_no_declaration_is_refused() -> None:
         check(None, world=2, programs=1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="programs=0"):
         check(lambda rank, program: [], world=2, programs=0)
+
+
+def test_peers_elements_and_signals_must_exist() -> None:
+    sizes = {"world": 2, "programs": 1, "elements": 12, "signals": 3}
+    for step, words in (
+        (Put(2, 0, 1), "rank=2: a whole number from 0 to 1"),
+        (Get(-1, 0, 1), "rank=-1: a whole number"),
+        (Put(1, 8, 5), r"offset=8, length=5\) ends at element 13; a rank's data have 12"),
+        (Get(1, 0, 13), "ends at element 13"), (Put(1, -1, 3), "offset=-1: a whole number of 0"),
+        (Get(1, 3, -3), "length=-3: a whole number of 0"),
+        (Raise(1, 3), "the window has 3 signals, numbered from 0"),
+        (Wait(3), "the window has 3 signals"), (Raise(1, "data"), "signal='data': a whole number"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"rank 0, program 0, step 0: .*{words}"):
+            check(lambda rank, program, step=step: [step], **sizes)
+
+    def declared(rank: int, program: int) -> list[Put | Get | Raise | Wait]:
+        return [Put(1 - rank, 8, 4), Raise(1 - rank, 2), Wait(2), Get(rank, 0, 12)]
+
+    assert not check(declared, **sizes)
+    assert not check(declared, world=2, programs=1)

@@ -20,13 +20,12 @@ import torch
 import torch.distributed as dist
 import torch_on_double as on_double
 
-from ficco.cli import launch as launching
 from ficco.cli.main import main
-from ficco.measuring import executors
+from ficco.measure import executors, launching
 
 
 def _start(
-    command: list[str], env: dict[str, str], stdout: int | None, pass_fds: tuple[int, ...]
+    command: list[str], env: dict[str, str], stdout: int | None, stderr: None, pass_fds: Any
 ) -> forking.Forked:
     """Fork a rank: `python -P -m ficco WORDS...`, with this script in place of the module.
 

@@ -1,4 +1,4 @@
-"""The test doubles of drivers (native/double), built once for all tests of a run."""
+"""The test doubles of drivers (tests/double), built once for all tests of a run."""
 
 from __future__ import annotations
 

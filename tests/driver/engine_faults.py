@@ -13,13 +13,17 @@ import double_control as control
 import numpy as np
 from engine_node import Arrays, Node, captured, expected, named
 
-from ficco.engines.cuda import Device, GpuError, Window
-from ficco.engines.peer_windows import PeerWindows
-from ficco.engines.window_layout import Layout
-from ficco.errors import EngineError, InputError, ScheduleError, TimeoutExceeded
-from ficco.problem import Problem
-from ficco.runtime import local_gpu
-from ficco.schedule import Schedule
+from ficco.core.errors import EngineError, InputError, ScheduleError, TimeoutExceeded
+from ficco.engine import cuda
+from ficco.engine.cuda import Device, GpuError, Window
+from ficco.engine.gpus import Gpus, PeerMemory
+from ficco.engine.peer_windows import PeerWindows
+from ficco.engine.window_layout import Layout
+from ficco.operators.problem import Problem
+from ficco.plan import WindowBytes
+from ficco.plan.schedule import Schedule
+from ficco.runtime import node_runtime
+from ficco.runtime.meeting import ThreadMeeting
 
 CAPTURES = ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiateWithFlags")  # ours
 
@@ -170,7 +174,7 @@ def absent(world: int, cases: list[tuple[str, str]], within_s: float, apart: boo
         for rank in range(1, world):
             with node.compute.on(rank, node.streams[rank]):
                 bound[rank].run(arrays[rank], 0)
-        with expected(TimeoutExceeded, "rank [1-9]", r"Rank 0 should have raised it"):
+        with expected(TimeoutExceeded, "rank [1-9]", r"Rank 0 should have set it"):
             node.runtime.synchronize()
         took = time.monotonic() - begin
         assert took < within_s, f"{name}: {took} s"
@@ -283,6 +287,30 @@ def reset_at_once(world: int, rounds: int) -> None:
     Device.forget, PeerWindows.close = forget, close  # type: ignore[method-assign]
 
 
+def no_group(world: int) -> None:
+    """Memory for windows is freed if the group cannot be joined, and after the devices' end."""
+    sizes, freed, free = WindowBytes(1 << 16), list[int](), PeerMemory.free
+
+    def noted_free(memory: PeerMemory) -> None:
+        freed.append(memory.addresses[0])
+        free(memory)
+
+    def refused(*words: object) -> None:
+        raise EngineError("no group")
+
+    PeerMemory.free = noted_free  # type: ignore[method-assign]
+    group, ThreadMeeting.group = ThreadMeeting.group, refused  # type: ignore[assignment]
+    with expected(EngineError, "no group"):
+        Node(world)
+    assert len(freed) == len(set(freed)) == world, freed
+    PeerMemory.free, ThreadMeeting.group = free, group  # type: ignore[method-assign]
+    gpus = Gpus(cuda, range(world))
+    memory = gpus.allocate(Layout(sizes).size)
+    gpus.close()
+    gpus.free(memory)
+    assert not any(each._parts for each in memory)
+
+
 def absent_from_one_launch(world: int) -> None:
     """A rank that never calls, while its peers' kernels wait for it and tell by themselves.
 
@@ -292,7 +320,8 @@ def absent_from_one_launch(world: int) -> None:
     for op, name in (
         ("matmul_all_reduce", "one_shot_sm"), ("matmul_all_reduce", "two_shot_sm"),
         ("matmul_all_reduce", "one_shot_pull"), ("matmul_all_reduce", "two_shot_pull"),
-        ("all_gather_matmul", "gather_sm"),
+        ("all_gather_matmul", "gather_sm"), ("matmul_all_to_all", "push_sm"),
+        ("matmul_all_reduce", "push_sm"),
     ):  # fmt: skip
         problem = Problem.chunked(op, world, 5, 64, 9, "float32")
         schedule = named(name, world, route="all_peers")
@@ -333,7 +362,7 @@ def never_let_go(world: int) -> None:
         control.fail_call("cuCtxCreate", 2)
     with node.compute.on(1, node.streams[1]):
         bound[1].run(arrays[1], 0)
-    local_gpu._IDLE_WITHIN_S = 4.0
+    node_runtime._IDLE_WITHIN_S = 4.0
     begin = time.monotonic()
     with expected(EngineError, r"ranks \[1\] still work 4 s after the failure"):
         node.runtime.synchronize()
@@ -397,7 +426,7 @@ def abandoned(world: int) -> None:
     arrays, _ = node.arrays(problem, 2)
     fail_in(node, problem, schedule, arrays, 2)
     time.sleep(0.2)  # the watch may yet be letting go
-    windows = node.runtime._place.windows
+    windows = node.runtime._places[-1].windows
     data = [base + Layout(windows.sizes).data for base in windows.bases]
     for each in data:
         ctypes.memset(each, 7, 64)

@@ -18,15 +18,16 @@ import numpy as np
 from double_control import Cuda
 from numpy_on_stream import NumpyOnStream
 
-from ficco import oracle
-from ficco.compute import dtype_of
-from ficco.engines.window_layout import COPIES, Layout
-from ficco.machine import Machine
+from ficco.core.machine import Machine
+from ficco.engine.compute import dtype_of
+from ficco.engine.window_layout import COPIES, Layout
+from ficco.lowering.sending import sends_all
+from ficco.operators import oracle
+from ficco.operators.problem import MODES, Output, Problem, chunk_sizes
 from ficco.plan import WindowBytes
-from ficco.problem import MODES, Output, Problem, chunk_sizes
-from ficco.runtime.local_gpu import GpuLocalRuntime
-from ficco.schedule import Schedule
-from ficco.tables import VACANT
+from ficco.plan.schedule import Schedule
+from ficco.plan.tables import VACANT
+from ficco.runtime.node_runtime import NodeRuntime
 
 CUDA = Machine.named("cuda")
 Arrays = list[dict[str, Any]]
@@ -58,8 +59,8 @@ class Node:
         self.timeout_s = timeout_s
         self.runtime = self.new_runtime()
 
-    def new_runtime(self) -> GpuLocalRuntime:
-        return GpuLocalRuntime(self.world, CUDA, self.compute, self.timeout_s)
+    def new_runtime(self) -> NodeRuntime:
+        return NodeRuntime(self.world, CUDA, self.compute, self.timeout_s)
 
     def wait(self) -> None:
         for stream in self.streams.values():
@@ -92,7 +93,7 @@ class Node:
 
     def poison(self) -> None:
         """Fill all windows' data with NaN, when all calls have ended; mailboxes are vacant."""
-        windows = self.runtime._place.windows  # the test's own reach inside
+        windows = self.runtime._places[-1].windows  # the test's own reach inside
         layout = Layout(windows.sizes)
         for base in windows.bases:
             ctypes.memset(base + layout.data, 255, COPIES * layout.sizes.window)
@@ -103,7 +104,7 @@ class Node:
 
     def failure(self) -> Any:
         """Return the failure that the runtime knows of, if any."""
-        return self.runtime._place.group.failure()
+        return self.runtime._places[-1].group.failure()
 
     def execute(self, problem: Problem, schedule: Schedule, arrays: Arrays) -> None:
         self.runtime.execute(problem, schedule, arrays)
@@ -135,6 +136,8 @@ def refused(problem: Problem, name: str) -> bool:
         return True
     if name == "one_shot_pull" and problem.world > 1:
         return any(output.bias for output in problem.outputs)
+    if name == "push_sm":
+        return not sends_all(problem)
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_1d":

@@ -21,17 +21,17 @@ from engine_node import CUDA, LEAST, Node, captured, expected, named, problems, 
 from numpy_on_stream import NumpyOnStream
 from program_entries import compile_for, entries
 
-from ficco import oracle, registry
-from ficco.engines import peer_signals
-from ficco.engines.peer_signals import SignalsRefused
-from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.core.errors import EngineError, InputError, ScheduleError
+from ficco.engine import peer_signals
+from ficco.engine.peer_signals import SignalsRefused
 from ficco.lowering import lower
 from ficco.lowering.cutting import is_edged
-from ficco.problem import Output, Problem
+from ficco.operators import oracle, registry
+from ficco.operators.problem import Output, Problem
+from ficco.plan.schedule import Schedule
 from ficco.program import Wait
-from ficco.runtime import local_gpu
-from ficco.runtime.local_gpu import GpuLocalRuntime
-from ficco.schedule import Schedule
+from ficco.runtime import engine as engines
+from ficco.runtime.node_runtime import NodeRuntime
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -119,6 +119,7 @@ def again_and_again(world: int, calls: int) -> None:
             names = ["serial", "hetero_fused_1d"]
             names += [] if problem.op == "embedding_all_to_all" else ["uniform_fused_2d"]
             names += ["gather_sm"] if problem.op == "all_gather_matmul" else []
+            names += ["push_sm"] if "push_sm" in registry.get(problem.op).schedules else []
             names += ["ring_1d"] if registry.get(problem.op).flow.sums else []
             cases += [(problem, n, arrays, exact) for n in names if not refused(problem, n)]
     for _ in range(calls // 4):
@@ -307,7 +308,7 @@ def plans(world: int) -> None:
 def no_start(world: int, pattern: str) -> None:
     """What a machine lacks is said at once."""
     with expected(Exception, pattern):
-        GpuLocalRuntime(world, CUDA, NumpyOnStream({}), 1.0)
+        NodeRuntime(world, CUDA, NumpyOnStream({}), 1.0)
 
 
 def kernels_that_load(world: int) -> None:
@@ -347,7 +348,7 @@ def signals(world: int, kind: str) -> None:
     """The runtime takes this kind of signals, and is right."""
     peer_signals._WITHIN_S = _SOON_S
     node = Node(world)
-    assert node.runtime.signals == kind, node.runtime.signals
+    assert node.runtime._engine.signals == kind, node.runtime._engine.signals
     node.right(
         Problem.chunked("all_gather_matmul", world, 20, 5, 9, "float32"), named("shard_p2p", world)
     )
@@ -394,12 +395,12 @@ SCENARIOS = {
         faults.absent_from_one_launch,
         faults.absent_while_copies_are_held, faults.ended_while_a_read_stands,
         faults.reset_at_once, faults.never_let_go, faults.watch_refused, faults.compute_fails,
-        faults.abandoned,
+        faults.abandoned, faults.no_group,
     )
 }  # fmt: skip
 
 if __name__ == "__main__":
-    local_gpu.LEAST = LEAST
+    engines.LEAST = LEAST
     gc.freeze()  # as forking.collect_seldom
     gc.set_threshold(10_000, 20, 20)
     words = json.loads(sys.argv[2])

@@ -18,12 +18,12 @@ import double_control as control
 import numpy as np
 from hip_control import stand_in
 
-from ficco.compute import GatedOperands, dtype_of
-from ficco.compute.amd_kernels import AmdKernels
-from ficco.compute.own_kernels import Prepared
-from ficco.engines.hip import capabilities
+from ficco.engine.compute import dtype_of
+from ficco.engine.compute.own_kernels import AMD_RECORDS, OwnKernels
+from ficco.engine.hip import capabilities
 from ficco.kernels import loading
-from ficco.kernels.arrays import Arrays
+from ficco.kernels.native_launch import LaunchSpec
+from ficco.kernels.records import LaunchOf, Operands
 from ficco.kernels.variants import Launch, Variant, passed, variant_of
 
 FIELDS = 11  # of a row of the table of tiles
@@ -62,32 +62,40 @@ class HipArrays:
     def current(self) -> tuple[int, int]:
         return self._compute._thread.device, self._compute.stream()
 
+    def capturing(self) -> bool:
+        return False
 
-class HipKernels(AmdKernels):
-    """See `AmdKernels`; handles are arrays of NumPy over the double's memory."""
+
+class HipKernels(OwnKernels):
+    """See `OwnKernels`; handles are arrays of NumPy over the double's memory."""
 
     def __init__(self, compute: Any) -> None:
+        super().__init__(lambda: HipArrays(compute, compute._thread.device), AMD_RECORDS)
         self._compute = compute
         self._standing: set[int] = set()  # kernels
         self.launches = 0
         self.kinds: set[tuple[bool, int]] = set()  # aligned, and which elements of b are adjacent
 
-    def arrays(self) -> Arrays:
-        return HipArrays(self._compute, self._compute._thread.device)
-
-    def check_allocates(self) -> None:
-        pass
-
     def place(self, b: Any) -> tuple[int, int, bool]:
         return super().place(b.view(OnDevice))
 
-    def launch_of(self, prepared: Prepared, operands: GatedOperands) -> Launch | None:
-        seen = {
-            name: each.view(OnDevice)
-            for name, each in operands._asdict().items()
-            if isinstance(each, np.ndarray)
+    def seen(self, operands: Operands) -> Operands:
+        """Return operands as kernels take them."""
+        return {
+            name: each.view(OnDevice) if isinstance(each, np.ndarray) else each
+            for name, each in operands.items()
         }
-        launch = super().launch_of(prepared, operands._replace(**seen))
+
+    def arm(self, prepared: LaunchOf, operands: Operands, copy: int) -> Callable[[], None]:
+        return super().arm(prepared, self.seen(operands), copy)
+
+    def described(
+        self, prepared: LaunchOf, operands: Operands, places: Operands
+    ) -> LaunchSpec | None:
+        return super().described(prepared, self.seen(operands), places)
+
+    def launch_of(self, prepared: LaunchOf, operands: Operands, copy: int) -> Launch | None:
+        launch = super().launch_of(prepared, operands, copy)
         if launch is not None:
             self._stand(launch)
         return launch

@@ -26,8 +26,8 @@ from compiling import on_gpu
 from ficco.kernels import loading
 from ficco.kernels.compiling import compile_variant
 from ficco.kernels.native_launch import Code
-from ficco.kernels.variants import Launch, Variant, passed, variant_of
-from ficco.problem import MAX_WORLD
+from ficco.kernels.variants import Launch, Variant, elements_of, passed, variant_of
+from ficco.operators.problem import MAX_WORLD
 
 # Columns of the kernel's table.
 FIELDS = 11  # of a row of the table of tiles
@@ -96,7 +96,9 @@ class GatedOnStream:
 
 def parameters_of(variant: Variant) -> int:
     """Return how many parameters a kernel takes, descriptors' parts and scratch included."""
-    return 2 + sum(5 if kind.startswith("tensordesc") else 1 for kind in variant.types)
+    return 2 + sum(
+        5 if kind.startswith("tensordesc") else elements_of(kind)[1] or 1 for kind in variant.types
+    )
 
 
 def by_name(variant: Variant, parameters: list[int]) -> dict[str, Any]:
@@ -142,13 +144,14 @@ def multiply(given: Mapping[str, Any]) -> None:
     b = matrix("b", (1 if way == 1 else deep, 1 if way == 0 else col))
     turned = way == 1 and given["B_BULK"]
     c = Matrix(given["c"], (given["c_stride"], 1), given["c dtype"])
+    own_tiles, whole, _, shared, _ = (given[f"bounds.{i}"] for i in range(5))
     patience_s = given["timeout_ns"] * 1e-9
     acquired, came = -1, True
-    for tile in range(given["whole"] + given["shared"]):
+    for tile in range(whole + shared):
         row = _words(given["places"] + 4 * FIELDS * tile, FIELDS)
         a_row, c_row, left, col, end, part, word = row[:7]
         rows, cols = min(left, given["ROWS"]), min(end - col, given["COLS"])
-        a = own if tile < given["own_tiles"] else window
+        a = own if tile < own_tiles else window
         if part != acquired:
             acquired = part
             came = a is own or word < 0 or _await(given, word, patience_s)
@@ -168,13 +171,13 @@ def multiply(given: Mapping[str, Any]) -> None:
 
 
 def _give_window_back(given: Mapping[str, Any]) -> None:
-    for word in _words(given["cleared"], given["clear_count"]):
+    for word in _words(given["release_words.0"], given["release.0"]):
         ctypes.c_int32.from_address(given["words"] + 4 * word).value = 0
     homes = given["homes"] + 8 * MAX_WORLD * given["copy"]
     for peer in range(MAX_WORLD):
         if given["peers"] >> peer & 1:
             home = ctypes.c_uint64.from_address(homes + 8 * peer).value
-            ctypes.c_int32.from_address(home + 4 * given["raised"]).value = 1
+            ctypes.c_int32.from_address(home + 4 * given["release.1"]).value = 1
 
 
 def _words(address: int, count: int) -> list[int]:

@@ -36,14 +36,14 @@ from fuzzed import cases, filling_cases, shared_cases, split_tiles  # noqa: E402
 from rank import CUDA, problems, refused  # noqa: E402
 from scenarios import ways  # noqa: E402
 
-from ficco.dtypes import DTYPES  # noqa: E402
-from ficco.errors import ScheduleError  # noqa: E402
-from ficco.lowered import Lowered  # noqa: E402
+from ficco.core.dtypes import DTYPES  # noqa: E402
+from ficco.core.errors import ScheduleError  # noqa: E402
 from ficco.lowering import lower_rank  # noqa: E402
+from ficco.lowering.lowered import Lowered  # noqa: E402
 from ficco.operators import OPERATORS  # noqa: E402
-from ficco.passes.served import check_served  # noqa: E402
-from ficco.problem import Problem  # noqa: E402
-from ficco.schedule import Schedule  # noqa: E402
+from ficco.operators.problem import Problem  # noqa: E402
+from ficco.plan.schedule import Schedule  # noqa: E402
+from ficco.program.passes.served import check_served  # noqa: E402
 
 _CYCLES_PER_S = 1e9
 

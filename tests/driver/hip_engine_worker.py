@@ -18,12 +18,12 @@ import numpy as np
 from engine_node import expected, named, problems, refused
 from hip_node import HipNode
 
-from ficco import oracle
-from ficco.cli.amd_findings import amd_findings
-from ficco.errors import EngineError, FiccoError, ScheduleError
+from ficco.cli.findings import amd_findings
+from ficco.core.errors import EngineError, FiccoError, ScheduleError
 from ficco.lowering import lower
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.operators import oracle
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 UNSERVED = {"transport": "sm", "compute": "gated"}
 
@@ -75,7 +75,7 @@ def late(world: int, name: str = "hetero_fused_1d") -> None:
         node.runtime.synchronize()
     except EngineError as error:
         text = str(error)
-        assert f"Rank {world - 1} should have raised it" in text and "0.5 s" in text, text
+        assert f"Rank {world - 1} should have set it" in text and "0.5 s" in text, text
     else:
         raise AssertionError("no error")
     assert time.monotonic() - begun < 8
@@ -125,7 +125,7 @@ def gated(world: int) -> None:
             "no kernel that waits for chunks.*per_chunk",
         ),
     ):
-        node.compute.kernels, node.runtime.no_overlap = own, blocked
+        node.compute.kernels, node.runtime._engine.no_overlap = own, blocked
         arrays, _ = node.arrays(other, 1)
         with expected(ScheduleError, f"compute='gated' does not run on AMD devices: .*{why}"):
             node.execute(other, schedule, arrays)
@@ -187,7 +187,7 @@ def missing(world: int) -> None:
     ranks = [whole.ranks[0], whole.ranks[1]._replace(steps=tuple(kept)), *whole.ranks[2:]]
     arrays, exact = node.arrays(problem, 2)
     node.runtime.execute_plan(whole._replace(ranks=tuple(ranks)), arrays)
-    with expected(EngineError, r"gemm\[\d+\]\.wait.*data\[1\]\[1\]|Rank 1 should have raised"):
+    with expected(EngineError, r"gemm\[\d+\]\.wait.*data\[1\]\[1\]|Rank 1 should have set"):
         node.runtime.synchronize()
     y = arrays[0]["y0"]
     lost = np.isnan(y).all(axis=1)

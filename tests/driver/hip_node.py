@@ -16,9 +16,9 @@ from gated_on_hip import HipKernels
 from hip_control import LIBRARY, Hip
 from numpy_on_stream import NumpyOnStream
 
-from ficco.engines.window_layout import COPIES, Layout
-from ficco.machine import Machine
-from ficco.runtime.local_gpu import GpuLocalRuntime
+from ficco.core.machine import Machine
+from ficco.engine.window_layout import COPIES, Layout
+from ficco.runtime.node_runtime import NodeRuntime
 
 __all__ = ["HipNode", "NumpyOnHip"]
 
@@ -72,15 +72,15 @@ class HipNode(Node):
         self.timeout_s = timeout_s
         self.runtime = self.new_runtime()
 
-    def new_runtime(self) -> GpuLocalRuntime:
-        return GpuLocalRuntime(self.world, HIP, self.compute, self.timeout_s)
+    def new_runtime(self) -> NodeRuntime:
+        return NodeRuntime(self.world, HIP, self.compute, self.timeout_s)
 
     def wait(self) -> None:
         for stream in self.streams.values():
             self.hip.hipStreamSynchronize(ctypes.c_void_p(stream))
 
     def poison(self) -> None:
-        windows: Any = self.runtime._place.windows  # the test's own reach inside
+        windows: Any = self.runtime._places[-1].windows  # the test's own reach inside
         layout = Layout(windows.sizes)
         for base in windows.bases:
             ctypes.memset(base + layout.data, 255, COPIES * layout.sizes.window)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch_on_hip_double import HipRank
 
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 
 UNSERVED = ("gated", "sm")
 _names = Schedule.names
@@ -89,10 +89,10 @@ def serial_without_trust(here: Any, world: int) -> None:
     for schedule in ("auto", "hetero_fused_1d"):
         y = ficco.all_gather_matmul(x, w, schedule=schedule)
         values_worker.close(y, want, schedule)
-    (runtime,) = ficco.modules.groups._gpu_runtimes.values()
+    (runtime,) = ficco.api.groups._gpu_runtimes.values()
     assert "the probe 'engines' of the devices failed" in runtime.no_overlap
-    from ficco.modules.auto import choice
-    from ficco.problem import Problem
+    from ficco.api.auto import choice
+    from ficco.operators.problem import Problem
 
     problem = Problem.chunked("all_gather_matmul", world, 8192, 8192, 8192, "bfloat16")
     chosen = choice(problem, runtime, x.device)
@@ -104,7 +104,7 @@ def windows_by_kernels(here: Any, world: int) -> None:
     x, w = draw(here.rank, 64, 5), draw(99, 5, 4)
     want = torch.cat([draw(r, 64, 5) for r in range(world)]).double() @ w.double()
     values_worker.close(ficco.all_gather_matmul(x, w, schedule="shard_p2p"), want, "shard_p2p")
-    (runtime,) = ficco.modules.groups._gpu_runtimes.values()
+    (runtime,) = ficco.api.groups._gpu_runtimes.values()
     begun = "copies of 4 B, by calls; 4 B, by graphs; 65536 B, by"
     assert runtime.no_overlap.startswith(begun), runtime.no_overlap
     assert "to memory that processes share wait for a kernel" in runtime.no_overlap
@@ -135,14 +135,14 @@ def death(here: Any, world: int) -> None:
 
 def predicted(here: Any, world: int) -> None:
     """A profile that is named, and it alone, lets `auto` choose what the engine has."""
-    from ficco.modules.auto import choice
-    from ficco.problem import Problem
+    from ficco.api.auto import choice
+    from ficco.operators.problem import Problem
 
     x, w = draw(here.rank, 64, 5), draw(99, 5, 4)
     want = torch.cat([draw(r, 64, 5) for r in range(world)]).double() @ w.double()
     for schedule in ("auto", "shard_p2p"):
         values_worker.close(ficco.all_gather_matmul(x, w, schedule=schedule), want, schedule)
-    (runtime,) = ficco.modules.groups._gpu_runtimes.values()
+    (runtime,) = ficco.api.groups._gpu_runtimes.values()
     problem = Problem.chunked("all_gather_matmul", world, 65536, 16384, 8192, "bfloat16")
     assert choice(problem, runtime, x.device).predicted_ms is None
     os.environ["FICCO_MACHINE"] = "mi300x8"

@@ -15,18 +15,11 @@ from typing import Any, NamedTuple
 import double_control as control
 import numpy as np
 from numpy_on_stream import Kernels, Prepared
-from one_kernel_on_stream import WholeCall
 
-from ficco.compute import (
-    GatedOperands,
-    OneKernelOperands,
-    OneKernelOutput,
-    PoolOperands,
-    SumOperands,
-    WholeOperands,
-)
 from ficco.kernels.native_launch import Code, Copy, LaunchSpec, Pitch, Place, Slot, described
+from ficco.kernels.records import Operands
 from ficco.kernels.variants import Passed
+from ficco.program import Gated, Pool, Sum
 
 __all__ = ["LaunchedKernels"]
 
@@ -51,98 +44,40 @@ class _Like(NamedTuple):
         return found.T if self.turned else found
 
 
-_LISTS = ("tables", "indices", "offsets", "weights")
-
-
-def _by_name(of: Any) -> dict[str, Any]:
-    """Return the operands of a pooling, or their places, by name."""
-    every = {f"{name}{i}": one for name in _LISTS for i, one in enumerate(getattr(of, name))}
-    return {"y": of.y, **every}
-
-
-def _pool_operands(found: Mapping[str, Any], tables: int) -> PoolOperands:
-    """Return the operands of a pooling; the pitch of indices says how many lookups there are."""
-    given = [[found.get(f"{name}{i}") for i in range(tables)] for name in _LISTS]
-    for i, index in enumerate(given[1]):
-        given[1][i] = index[:, : index.strides[0] // index.itemsize]
-        if given[3][i] is not None:
-            given[3][i] = given[3][i][:, : given[1][i].shape[1]]
-    return PoolOperands(*given[:3], found["y"], given[3])
+def _cut(operands: dict[str, Any]) -> Operands:
+    """Return operands; the pitch of indices says how many lookups there are."""
+    for name, index in list(operands.items()):
+        if name.startswith("indices"):
+            count, weights = index.strides[0] // index.itemsize, name.replace("indices", "weights")
+            operands[name] = index[:, :count]
+            if operands.get(weights) is not None:
+                operands[weights] = operands[weights][:, :count]
+    return operands
 
 
 class LaunchedKernels(Kernels):
-    """See `ficco.compute.DeviceKernels`."""
+    """See `ficco.engine.compute.DeviceKernels`."""
 
     def described(
-        self, prepared: Prepared, operands: GatedOperands, places: GatedOperands
+        self, prepared: Prepared, operands: Operands, places: Operands
     ) -> LaunchSpec | None:
-        def run(found: Mapping[str, Any]) -> None:
-            given = {name: found.get(name) for name in GatedOperands._fields}
-            prepared.run(self._compute._numpy, GatedOperands(**given))
-
-        return self._spec("gated", operands._asdict(), places._asdict(), run)
-
-    def described_one_kernel(
-        self,
-        prepared: WholeCall,
-        operands: WholeOperands,
-        places: WholeOperands,
-    ) -> LaunchSpec:
-        if isinstance(operands, PoolOperands):
-            return self._described_pooling(prepared, operands, places)
-        assert isinstance(places, OneKernelOperands)
-
-        def named(found: OneKernelOperands) -> dict[str, Any]:
-            each = {"x": found.x, "kept": found.kept}
-            for i, output in enumerate(found.outputs):
-                each |= {f"{name}{i}": one for name, one in output._asdict().items()}
-            return each
-
-        def run(found: Mapping[str, Any]) -> None:
-            outputs = [
-                OneKernelOutput(*(found.get(f"{name}{i}") for name in OneKernelOutput._fields))
-                for i in range(len(operands.outputs))
-            ]
-            prepared.run(OneKernelOperands(found["x"], outputs, found.get("kept")), found["copy"])
-
-        given = {**named(operands), "copy": None}
-        return self._spec("one_kernel", given, {**named(places), "copy": Copy()}, run)
-
-    def _described_pooling(
-        self, prepared: WholeCall, operands: PoolOperands, places: WholeOperands
-    ) -> LaunchSpec:
-        def run(found: Mapping[str, Any]) -> None:
-            prepared.run(_pool_operands(found, len(operands.tables)), found["copy"])
-
-        given = {**_by_name(operands), "copy": None}
-        return self._spec("one_kernel", given, {**_by_name(places), "copy": Copy()}, run)
-
-    def described_pool(
-        self, prepared: Any, operands: PoolOperands, places: PoolOperands, first: int
-    ) -> LaunchSpec | None:
-        if not operands.y.size:
+        work, shapes = prepared.work, {}
+        if isinstance(work, Pool) and not operands["y0"].size:
             return None
+        if isinstance(work, Sum):
+            if not operands["target"].size:
+                return None
+            rows, cols = operands["slots"].shape
+            shapes["slots"] = rows + work.distance * (work.number - 1), cols
+        own = [name for name in operands if name != "words" or isinstance(work, Gated)]
 
         def run(found: Mapping[str, Any]) -> None:
-            self.pool(prepared, _pool_operands(found, len(operands.tables)), first)
+            prepared.run(_cut({name: found.get(name) for name in own}), found["copy"])
 
-        return self._spec("pool", _by_name(operands), _by_name(places), run)
-
-    def described_sum(
-        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
-    ) -> LaunchSpec | None:
-        if not operands.target.size:
-            return None
-        rows, cols = operands.slots.shape
-        past = rows + distance * (count - 1)
-
-        def run(found: Mapping[str, Any]) -> None:
-            terms = [found["slots"][i * distance : i * distance + rows] for i in range(count)]
-            terms.insert(own_at, found["own"])
-            terms += [found["bias"]] if "bias" in found else []
-            self._compute._numpy.reduce(terms, found["target"])
-
-        return self._spec("sum", operands._asdict(), places._asdict(), run, slots=(past, cols))
+        given = {name: operands[name] for name in own}
+        return self._spec(
+            prepared.name, given | {"copy": None}, {**places, "copy": Copy()}, run, **shapes
+        )
 
     def _spec(
         self,

@@ -24,17 +24,18 @@ from engine_node import expected
 from gated_on_stream import GatedOnStream, on_gpu
 
 from ficco import _native
-from ficco.engines.cuda import Device, GpuError
-from ficco.engines.peer_signals import writable_words
-from ficco.engines.window_layout import COPIES, Layout, Window
+from ficco.engine.cuda import Device, GpuError
+from ficco.engine.peer_signals import writable_words
+from ficco.engine.window_layout import COPIES, Layout, Window
 from ficco.kernels import gated, loading
 from ficco.kernels.arrays import Address
 from ficco.kernels.compiling import compile_variant
-from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
+from ficco.kernels.gated import Gate, Matrices, prepare
 from ficco.kernels.native_launch import Pitch, Place, Signal, Slot, described
 from ficco.kernels.variants import variant_of
 from ficco.plan import WindowBytes
-from ficco.tiling import Tile
+from ficco.plan.tables import GatedPart
+from ficco.program.tiling import Tile
 
 WORLD, ROWS, DATA, ENTERED = 2, 37, 5, 11  # ranks, rows of each, words
 X, WINDOW, PEER, B, C = range(5)  # slots

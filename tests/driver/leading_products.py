@@ -14,7 +14,7 @@ from torch_on_double import Rank, Shortly
 from values_worker import close, draw
 
 import ficco
-from ficco.modules import call_cache
+from ficco.api import call_cache
 
 __all__ = ["CHECKS", "fails_in_a_product", "product_before_launch"]
 

@@ -12,7 +12,7 @@ from torch_on_double import Rank, Shortly
 from values_worker import close, draw
 
 import ficco
-from ficco.modules import groups
+from ficco.api import groups
 
 __all__ = ["CHECKS"]
 

@@ -10,9 +10,9 @@ from torch_on_double import Rank
 from values_worker import close, draw
 
 import ficco
-from ficco.modules import auto, calling, groups
+from ficco.api import auto, calling, groups
+from ficco.plan.schedule import Schedule
 from ficco.runtime import process_gpu
-from ficco.schedule import Schedule
 
 Tensor = torch.Tensor
 

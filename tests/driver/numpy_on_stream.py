@@ -18,40 +18,44 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from one_kernel_on_stream import WholeCall, call_of
+from one_kernel_on_stream import call_of
 
-from ficco.compute import (
-    DeviceKernels,
-    GatedOperands,
-    OneKernelWindows,
-    PoolOperands,
-    Product,
-    Slots,
-    SumOperands,
-    WholeOperands,
-    dtype_of,
-)
-from ficco.compute.numpy import NumpyCompute
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
+from ficco.engine.compute import DeviceKernels, Product, Slots, dtype_of
+from ficco.engine.compute.numpy import NumpyCompute
+from ficco.engine.compute.own_kernels import OwnKernels
+from ficco.kernels.arrays import DescribedArrays
 from ficco.kernels.native_launch import LaunchSpec
-from ficco.tables import GatedPart, WholeTable, WindowRelease
+from ficco.kernels.records import Operands, Setting
+from ficco.kernels.table_operands import TableOperands
+from ficco.program import Gated, OneKernel, Pool, Sum, Work
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Prepared(NamedTuple):
-    """A gated GEMM: its parts in order, and how long it waits for a word."""
+    """A work, and what does it with operands and a window copy."""
 
-    parts: tuple[GatedPart, ...]
+    work: Any
+    name: str
+    run: Callable[[Operands, int], None]
+
+
+class GatedProduct(NamedTuple):
+    """A gated GEMM, how long it waits for a word, and the addresses of all ranks' words."""
+
+    work: Gated
     timeout_s: float
     stop_word: int
-    begun: bool
-    release: WindowRelease | None = None
+    homes: Sequence[Sequence[int]]
 
-    def run(self, numpy: NumpyCompute, operands: GatedOperands) -> None:
+    def run(self, operands: Operands, copy: int) -> None:
         """Multiply part after part, each when its word has come; raise words of parts."""
-        own, window, b, bias, c, partial, recv, words, copy = operands
-        for part in self.parts:
+        names = ("own", "window", "b", "bias", "c", "partial", "recv", "words")
+        own, window, b, bias, c, partial, recv, words = (operands.get(name) for name in names)
+        assert c is not None and b is not None and words is not None
+        numpy, release = NumpyCompute(), self.work.release
+        for part in self.work.parts:
             columns = slice(part.col, None if part.cols is None else part.col + part.cols)
             target = c if part.target == "c" else partial
             target = target[part.c_row : part.c_row + part.rows, columns]
@@ -64,13 +68,13 @@ class Prepared(NamedTuple):
             elif target.size:
                 add = [recv[t.row : t.row + part.rows, columns] for t in terms]
                 add += [] if bias is None or part.target != "c" else [bias[:, columns]]
-                numpy.gemm(a, b[:, columns], target, self.begun, add)
+                numpy.gemm(a, b[:, columns], target, self.work.begun, add)
             if part.signal >= 0:
                 words[0, part.signal] = 1
-        if self.release is not None:
-            words[0, list(self.release.cleared)] = 0
-            for peer in self.release.peers:
-                home = self.release.homes[copy][peer] + 4 * self.release.raised
+        if release is not None:
+            words[0, list(release.cleared)] = 0
+            for peer in release.peers:
+                home = self.homes[copy][peer] + 4 * release.raised
                 ctypes.c_uint32.from_address(home).value = 1
 
     def _came(self, words: Any, index: int) -> bool:
@@ -84,95 +88,60 @@ class Prepared(NamedTuple):
 
 
 class Kernels:
-    """See `ficco.compute.DeviceKernels`."""
+    """See `ficco.engine.compute.DeviceKernels`."""
 
     def __init__(self, compute: NumpyOnStream) -> None:
         self._compute = compute
+        self.record = OwnKernels(lambda: DescribedArrays(90, 132)).record
 
-    def prepare(
-        self,
-        parts: Sequence[GatedPart],
-        n: int,
-        k: int,
-        dtype: str,
-        timeout_s: float,
-        stop_word: Callable[[], int],
-        begun: bool = False,
-        release: WindowRelease | None = None,
-        missed_word: int = 0,
-        leaves: int = 0,
-    ) -> Prepared:
-        assert not missed_word
-        return Prepared(tuple(parts), timeout_s, stop_word(), begun, release)
+    def prepare(self, work: Work, setting: Setting) -> Prepared:
+        if isinstance(work, Gated):
+            assert not setting.reports
+            timeout_s = 10 * setting.timeout_s  # the watchdog acts first
+            product = GatedProduct(work, timeout_s, setting.stop_word(), setting.windows.words)
+            return Prepared(work, "gated", product.run)
+        if isinstance(work, OneKernel):
+            return Prepared(work, "one_kernel", call_of(work.table, setting).run)
+        if isinstance(work, Pool):
+            return Prepared(work, "pool", lambda operands, _: self._pool(work, operands))
+        assert isinstance(work, Sum)
+        return Prepared(work, "sum", lambda operands, _: self._sum(work, operands))
 
     def place(self, b: Any) -> tuple[int, int, bool]:
         return b.ctypes.data, max(b.strides), b.strides[0] == b.itemsize != b.strides[1]
 
-    def arm(self, prepared: Prepared, operands: GatedOperands) -> Callable[[], None]:
-        return lambda: self._compute.gated_gemm(prepared, operands)
+    def arm(self, prepared: Prepared, operands: Operands, copy: int) -> Callable[[], None]:
+        def run() -> None:
+            self._compute._enqueue(prepared.name, lambda: prepared.run(operands, copy))
+
+        return run
 
     def described(
-        self, prepared: Prepared, operands: GatedOperands, places: GatedOperands
+        self, prepared: Prepared, operands: Operands, places: Operands
     ) -> LaunchSpec | None:
         raise EngineError("NumPy has no kernels; it is called for every launch")
 
-    def prepare_one_kernel(
-        self,
-        table: WholeTable,
-        windows: OneKernelWindows,
-        digest: int,
-        timeout_s: float,
-        missed_word: int,
-        stop_word: Callable[[], int],
-    ) -> WholeCall:
-        return call_of(table, windows, digest, timeout_s, (missed_word, stop_word()))
-
-    def arm_one_kernel(
-        self, prepared: WholeCall, operands: WholeOperands, copy: int
-    ) -> Callable[[], None]:
-        return lambda: self._compute._enqueue("one_kernel", lambda: prepared.run(operands, copy))
-
-    def described_one_kernel(
-        self,
-        prepared: WholeCall,
-        operands: WholeOperands,
-        places: WholeOperands,
-    ) -> LaunchSpec:
-        raise EngineError("NumPy has no kernels; it is called for every launch")
-
-    def prepare_pool(
-        self, dims: Sequence[int], modes: Sequence[str], columns: Sequence[int], dtype: str
-    ) -> tuple[tuple[str, ...], tuple[slice, ...]]:
-        parts = [slice(left, left + dim) for dim, left in zip(dims, columns, strict=True)]
-        return tuple(modes), tuple(parts)
-
-    def arm_pool(self, prepared: Any, operands: PoolOperands, first: int) -> Callable[[], None]:
-        return lambda: self._compute._enqueue("pool", lambda: self.pool(prepared, operands, first))
-
-    def pool(self, prepared: Any, operands: PoolOperands, first: int) -> None:
+    def _pool(self, work: Pool, given: Operands) -> None:
+        dims, modes, columns = work.sizes
+        operands, first = TableOperands.of(given, len(modes)), work.bags[0].bags.col0
         bags = first, first + operands.y.shape[0]
-        for mode, part, table, indices, offsets, weights in zip(
-            *prepared, operands.tables, operands.indices, operands.offsets, operands.weights,
-            strict=True,
-        ):  # fmt: skip
+        for i, (mode, left) in enumerate(zip(modes, columns, strict=True)):
+            weights, part = operands.weights[i], slice(left, left + dims[i])
             self._compute._numpy.bag(
-                table, indices[0], offsets[0], bags, operands.y[:, part],
-                None if weights is None else weights[0], mode == "mean",
+                operands.tables[i], operands.indices[i][0], operands.offsets[i][0], bags,
+                operands.y[:, part], None if weights is None else weights[0], mode == "mean",
             )  # fmt: skip
 
-    def described_pool(
-        self, prepared: Any, operands: PoolOperands, places: PoolOperands, first: int
-    ) -> LaunchSpec | None:
-        raise EngineError("NumPy has no kernels; it is called for every launch")
-
-    def described_sum(
-        self, operands: SumOperands, places: SumOperands, count: int, distance: int, own_at: int
-    ) -> LaunchSpec | None:
-        raise EngineError("NumPy has no kernels; it is called for every launch")
+    def _sum(self, work: Sum, given: Operands) -> None:
+        rows, slots = given["target"].shape[0], given["slots"]
+        terms = [slots[i * work.distance : i * work.distance + rows] for i in range(work.number)]
+        terms.insert(work.own_at, given["own"])
+        terms += [] if given["bias"] is None else [given["bias"]]
+        self._compute._numpy.reduce(terms, given["target"])
 
 
 class NumpyOnStream:
-    """See `ficco.runtime.local_gpu.NodeCompute`.
+    """See `ficco.runtime.engine.NodeCompute`.
 
     Args:
         streams: the stream that is current on every device.
@@ -295,9 +264,6 @@ class NumpyOnStream:
                 self._numpy.gemm(one_a, b, one_c, accumulate, add)
 
         self._enqueue("gemms", run)
-
-    def gated_gemm(self, prepared: Prepared, operands: GatedOperands) -> None:
-        self._enqueue("gated", lambda: prepared.run(self._numpy, operands))
 
     def reduce(self, sources: list[Any], target: Any) -> None:
         self._enqueue("reduce", lambda: self._numpy.reduce(sources, target))

@@ -11,52 +11,53 @@ from typing import Any
 
 import numpy as np
 
-from ficco.compute import OneKernelWindows, PoolOperands, dtype_of
+from ficco.engine.compute import dtype_of
+from ficco.kernels.records import Operands, Setting
+from ficco.kernels.table_operands import TableOperands
 from ficco.lowering.cutting import chunk_bounds
+from ficco.operators.problem import offsets
 from ficco.plan import SIGNALS_PER_COPY, Signal, signal_place
-from ficco.problem import offsets
-from ficco.tables import (
+from ficco.plan.tables import (
     VACANT,
     GatherTable,
     OneKernelTable,
     PoolTable,
     PullTable,
+    SendTable,
     WholeTable,
 )
 
-__all__ = ["WholeCall", "call_of"]
+__all__ = ["CALLS", "OnWindows", "WholeCall", "call_of"]
 
 
 class WholeCall:
     """One rank's calls of a table: its handshake, and words and windows of all ranks."""
 
-    def __init__(
-        self,
-        table: Any,
-        windows: OneKernelWindows,
-        digest: int,
-        timeout_s: float,
-        told_and_stop: tuple[int, int],
-    ) -> None:
-        self.table, self.windows, self.digest, self.timeout_s = table, windows, digest, timeout_s
-        self.told, self.stop = (ctypes.c_uint32.from_address(word) for word in told_and_stop)
+    mailbox = False
+
+    def __init__(self, table: Any, setting: Setting) -> None:
+        self.table, self.digest, self.timeout_s = table, setting.digest, setting.timeout_s
+        self.windows = setting.mail if self.mailbox else setting.windows
+        words = setting.missed_word, setting.stop_word()
+        self.told, self.stop = (ctypes.c_uint32.from_address(word) for word in words)
         self.peers = [rank for rank in range(table.world) if rank != table.rank]
         self.copy = 0
 
-    def run(self, operands: Any, copy: int) -> None:
+    def run(self, operands: Operands, copy: int) -> None:
         """Do a call; where something does not come, tell what, and leave NaN."""
         self.copy = copy
-        x = np.asarray(operands.x)
+        given = {name: np.asarray(each) for name, each in operands.items() if each is not None}
+        kept = given.get(getattr(self.table, "kept", ""))
         outputs = [
-            [None if o is None else np.asarray(o) for o in each] for each in operands.outputs
+            [given.get(each) for each in (names.w, names.bias, names.y)]
+            for names in self.table.outputs
         ]
         try:
-            self._call(x, outputs, operands.kept)
+            self._call(given["x"], outputs, kept)
         except TimeoutError:
-            for _, _, y in outputs:
-                y.fill(np.nan)
-            if operands.kept is not None:
-                np.asarray(operands.kept).fill(np.nan)
+            for y in (*[y for _, _, y in outputs], kept):
+                if y is not None:
+                    y.fill(np.nan)
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
         raise NotImplementedError
@@ -80,8 +81,13 @@ class WholeCall:
 class OneKernelCall(WholeCall):
     """Calls of a matmul_all_reduce, on mailboxes, whose copies take turns."""
 
+    mailbox = True
+
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
-        rank, counts = self.table.rank, (ctypes.c_uint32 * 3).from_address(self.windows.counts)
+        rank, counts = (
+            self.table.rank,
+            (ctypes.c_uint32 * 3).from_address(self.windows.counts.data_ptr()),
+        )
         if counts[2]:  # a call before has given up, and peers may still be in it
             raise TimeoutError
         counts[2] = 1
@@ -189,7 +195,7 @@ def _length(rows: slice) -> int:
     return int(rows.stop) - int(rows.start)
 
 
-class _OnWindows(WholeCall):
+class OnWindows(WholeCall):
     """Calls on windows, with the handshake of their one launch."""
 
     def _enter(self) -> None:
@@ -222,7 +228,7 @@ class _OnWindows(WholeCall):
             self._until(lambda word=word, at=at: self._words(word.rank)[at] == value, at)
 
 
-class GatherCall(_OnWindows):
+class GatherCall(OnWindows):
     """Calls of an all_gather_matmul."""
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
@@ -258,7 +264,7 @@ class GatherCall(_OnWindows):
         return self._matrix(rank, self.table.gathered, self.table.m, self.table.k)
 
 
-class PullCall(_OnWindows):
+class PullCall(OnWindows):
     """Calls of a matmul_all_reduce whose sums read peers' products."""
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
@@ -293,18 +299,101 @@ class PullCall(_OnWindows):
             self._set(ready, 1)
 
 
-class PoolCall(_OnWindows):
+class SendCall(OnWindows):
+    """Calls that send rows of x, or products by rows."""
+
+    def _call(self, x: Any, outputs: Any, kept: Any) -> None:
+        t, (w, bias, y) = self.table, outputs[0]
+        self._enter()
+        made = x.astype(np.float32) @ w.astype(np.float32)
+        for number, peer, rows, target in self._parts([(s[0], s[1], s[2], s[3]) for s in t.sent]):
+            self._window(peer)[target] = (made if t.sends_products else x)[rows]
+            self._set([Signal(peer, "data", t.rank, number)], 1)
+        own, place = slice(t.row, t.row + t.rows), slice(t.top, t.top + t.rows)
+        heard = self._meet()
+        if t.adds:
+            heard += self._sums(made[own], place, bias, y)
+        else:
+            for w, bias, y in outputs:
+                self._multiply(x[own], w, bias, y[place])
+            if kept is not None:
+                kept[place] = x[own]
+            heard += self._arrivals(outputs, kept)
+        self._leave(heard)
+
+    def _parts(self, blocks: Any) -> Any:
+        """Yield number, peer, rows and target of each chunk of blocks (peer, row, top, rows)."""
+        for number in range(self.table.chunks):
+            for peer, row, top, high in blocks:
+                begin, end = chunk_bounds(high, self.table.chunks, "none")[number : number + 2]
+                if begin < end:
+                    yield number, peer, slice(row + begin, row + end), slice(top + begin, top + end)
+
+    @staticmethod
+    def _multiply(x: Any, w: Any, bias: Any, y: Any) -> None:
+        made = x.astype(np.float32) @ w.astype(np.float32)
+        y[:] = made if bias is None else made + bias.astype(np.float32)
+
+    def _arrivals(self, outputs: Any, kept: Any) -> list[Signal]:
+        t, heard = self.table, []
+        for number, source, rows, _ in self._parts([(s, top, 0, h) for s, top, h in t.received]):
+            heard.append(Signal(t.rank, "data", source, number))
+            self._await(heard[-1:])
+            arrived = self._window(t.rank)[rows]
+            if kept is not None:
+                kept[rows] = arrived
+            for w, bias, y in outputs:
+                if t.sends_products:
+                    y[rows] = arrived
+                else:
+                    self._multiply(arrived, w, bias, y[rows])
+        return heard
+
+    def _sums(self, made: Any, place: slice, bias: Any, y: Any) -> list[Signal]:
+        t, heard, total = self.table, [], np.zeros((self.table.rows, self.table.n), np.float32)
+        parts = self._parts([(s, top, 0, high) for s, top, high in t.received])
+        for number, source, _, _ in parts:
+            heard.append(Signal(t.rank, "data", source, number))
+            self._await(heard[-1:])
+        tops = {source: top for source, top, _ in t.received}
+        for source in range(t.world):
+            first = tops.get(source, 0)
+            arrived = self._window(t.rank)[first : first + t.rows]
+            total += made if source == t.rank else arrived.astype(np.float32)
+        y[place] = total if bias is None else total + bias.astype(np.float32)
+        if t.finish == "share":
+            for number, _, rows, _ in self._parts([(t.rank, t.top, 0, t.rows)]):
+                for peer in self.peers:
+                    self._shared(peer)[rows] = y[rows]
+                    self._set([Signal(peer, "data", t.rank, t.chunks + number)], 1)
+            for number, owner, rows, _ in self._parts([(p, row, 0, h) for p, row, _, h in t.sent]):
+                heard.append(Signal(t.rank, "data", owner, t.chunks + number))
+                self._await(heard[-1:])
+                y[rows] = self._shared(t.rank)[rows]
+        return heard
+
+    def _window(self, rank: int) -> Any:
+        t = self.table
+        rows = max(top + high for *_, top, high in (*t.sent, *t.received, (0, 0, 0)))
+        return self._matrix(rank, t.recv, rows, t.n if t.sends_products else t.k)
+
+    def _shared(self, rank: int) -> Any:
+        t = self.table
+        return self._matrix(rank, t.sums, sum(s.rows for s in t.sent) + t.rows, t.n)
+
+
+class PoolCall(OnWindows):
     """Calls of an embedding_all_to_all."""
 
-    def run(self, operands: PoolOperands, copy: int) -> None:
+    def run(self, operands: Operands, copy: int) -> None:
         """See `WholeCall.run`."""
-        self.copy, y = copy, np.asarray(operands.y)
+        self.copy, y = copy, np.asarray(operands["y0"])
         try:
-            self._pool_and_push(operands, y)
+            self._pool_and_push(TableOperands.of(operands, self.table.tables), y)
         except TimeoutError:
             y.fill(np.nan)
 
-    def _pool_and_push(self, operands: PoolOperands, y: Any) -> None:
+    def _pool_and_push(self, operands: TableOperands, y: Any) -> None:
         t = self.table
         self._enter()
         own = slice(t.left, t.left + t.tables * t.dim)
@@ -332,7 +421,7 @@ class PoolCall(_OnWindows):
         return self._matrix(rank, self.table.recv, rows, cols)
 
     @staticmethod
-    def _bags(operands: PoolOperands, modes: tuple[str, ...], begin: int, end: int) -> Any:
+    def _bags(operands: TableOperands, modes: tuple[str, ...], begin: int, end: int) -> Any:
         """Return bags [begin, end) of all tables, side by side."""
         columns = []
         lists = *operands[:3], operands.weights, modes
@@ -348,10 +437,16 @@ class PoolCall(_OnWindows):
         return np.concatenate(columns, 1)
 
 
-def call_of(table: WholeTable, *rest: Any) -> WholeCall:
+# By the type of a table; tests add others.
+CALLS: dict[type, type[WholeCall]] = {
+    GatherTable: GatherCall,
+    PullTable: PullCall,
+    OneKernelTable: OneKernelCall,
+    PoolTable: PoolCall,
+    SendTable: SendCall,
+}
+
+
+def call_of(table: WholeTable, setting: Setting) -> WholeCall:
     """Return the calls of a table; see `WholeCall`."""
-    kinds: dict[type, type[WholeCall]] = {
-        GatherTable: GatherCall, PullTable: PullCall, OneKernelTable: OneKernelCall,
-        PoolTable: PoolCall,
-    }  # fmt: skip
-    return kinds[type(table)](table, *rest)
+    return CALLS[type(table)](table, setting)

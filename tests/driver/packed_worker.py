@@ -33,14 +33,16 @@ from engine_node import expected  # noqa: E402
 from gated_on_stream import by_name, multiply, parameters_of  # noqa: E402
 
 from ficco import _native  # noqa: E402
-from ficco.compute import GatedOperands, SumOperands  # noqa: E402
-from ficco.compute.own_kernels import OwnKernels  # noqa: E402
-from ficco.errors import EngineError  # noqa: E402
+from ficco.core.errors import EngineError  # noqa: E402
+from ficco.engine.compute.own_kernels import OwnKernels  # noqa: E402
+from ficco.engine.wanted import SETTING  # noqa: E402
 from ficco.kernels import loading  # noqa: E402
-from ficco.kernels.arrays import Arrays  # noqa: E402
-from ficco.kernels.native_launch import Code, Copy, Signal, Slot  # noqa: E402
+from ficco.kernels.native_launch import Code, Signal, Slot  # noqa: E402
+from ficco.kernels.records import LaunchOf  # noqa: E402
 from ficco.kernels.variants import Variant  # noqa: E402
-from ficco.tables import GatedPart  # noqa: E402
+from ficco.plan import Region  # noqa: E402
+from ficco.plan.tables import GatedPart  # noqa: E402
+from ficco.program import Gated, Sum  # noqa: E402
 
 ROWS, DATA = 300, 5
 errors: list[BaseException] = []
@@ -71,20 +73,24 @@ class OnDouble:
     def current(self) -> tuple[int, int]:
         return 0, self.stream
 
+    def capturing(self) -> bool:
+        return False
+
     def wait(self) -> None:
         self.cuda.cuStreamSynchronize(self.stream)
         assert not errors, errors[0]
 
 
-class Kernels(OwnKernels):
-    def __init__(self, arrays: OnDouble) -> None:
-        self._arrays = arrays
+WHOLE = Region(0, "whole", 0, 1, 0, 1)  # kernels read no regions
 
-    def arrays(self) -> Arrays:
-        return self._arrays
 
-    def check_allocates(self) -> None:
-        pass
+def prepared(
+    kernels: OwnKernels, parts: list[GatedPart], n: int, k: int, dtype: str, stop: torch.Tensor
+) -> LaunchOf:
+    """Return the launches of a gated GEMM."""
+    work = Gated(tuple(parts), n, k, dtype, WHOLE, True, *(None, WHOLE, None, None, None, None),
+                 begun=False)  # fmt: skip
+    return kernels.prepare(work, SETTING._replace(timeout_s=5.0, stop_word=stop.data_ptr))
 
 
 def stand_in_for(run: dict[str, Any]) -> None:
@@ -127,7 +133,7 @@ def added(given: dict[str, Any]) -> None:
 def gated() -> None:
     """Any number of rows is multiplied by kernels of the pack; each is loaded once."""
     arrays = OnDouble()
-    kernels = Kernels(arrays)
+    kernels = OwnKernels(lambda: arrays)
     control.reset()
     stand_in_for({"gated_gemm": multiply})
     loads = set()
@@ -137,10 +143,10 @@ def gated() -> None:
         words = arrays.place([0] * 64, "int32")
         parts = [GatedPart("own", 0, 0, rows), GatedPart("window", 0, rows, rows, DATA)]
         stop = arrays.place([0], "int32")
-        prepared = kernels.prepare(parts, n, k, "bfloat16", 5.0, stop.data_ptr)
+        made = prepared(kernels, parts, n, k, "bfloat16", stop)
         words[DATA] = 1
-        operands = GatedOperands(own, window, weight, None, c, None, None, words, 0)
-        launch = kernels.arm(prepared, operands)
+        operands = {"own": own, "window": window, "b": weight, "c": c, "words": words}
+        launch = kernels.arm(made, operands, 0)
         loads.add(control.count("cubin"))
         for _ in range(2):
             c.fill_(torch.nan)
@@ -155,13 +161,14 @@ def gated() -> None:
 
 def sums() -> None:
     arrays = OnDouble()
-    kernels = Kernels(arrays)
+    kernels = OwnKernels(lambda: arrays)
     stand_in_for({"sum_terms": added})
     for rows, cols in ((5, 64), (9, 33)):
         slots, own = arrays.matrix(3 * rows, cols, "float32"), arrays.matrix(rows, cols, "float32")
         target = arrays.matrix(rows, cols, "float32")
-        operands = SumOperands(slots[:rows], own, None, target)
-        launch = kernels.sum_launch(operands, 3, rows, 1)
+        work = Sum(WHOLE, 3, rows, WHOLE, 1, None, WHOLE)
+        operands = {"slots": slots[:rows], "own": own, "bias": None, "target": target}
+        launch = kernels.launch_of(kernels.prepare(work, SETTING), operands, 0)
         assert launch is not None
         loading.enqueue(launch)
         arrays.wait()
@@ -172,43 +179,43 @@ def sums() -> None:
 def lacking() -> None:
     """What the pack lacks is an error that says what to do."""
     arrays = OnDouble()
-    kernels = Kernels(arrays)
+    kernels = OwnKernels(lambda: arrays)
     own, c = arrays.matrix(8, 33, "float32"), arrays.matrix(8, 50, "float32")
     weight, words = arrays.matrix(33, 50, "float32"), arrays.place([0] * 64, "int32")
     parts = [GatedPart("own", 0, 0, 8)]
-    prepared = kernels.prepare(parts, 50, 33, "float32", 5.0, words.data_ptr)
-    operands = GatedOperands(own, None, weight, None, c, None, None, words, 0)
+    made = prepared(kernels, parts, 50, 33, "float32", words)
+    operands = {"own": own, "b": weight, "c": c, "words": words}
     with expected(EngineError, r"not in the pack \(1 of gated_gemm\); .*pip install triton"):
-        kernels.arm(prepared, operands)
+        kernels.arm(made, operands, 0)
     arrays.capability = 86
     with expected(EngineError, "no pack of kernels for sm_86; .*pip install triton"):
-        kernels.arm(prepared, operands)
-    arrays.capability = 100
-    with expected(EngineError, "never run on such a GPU.*pip install triton"):
-        kernels.arm(prepared, operands)
+        kernels.arm(made, operands, 0)
 
 
 def described() -> None:
     """Launches are described from the pack's records, and their sizes are the driver's."""
     arrays = OnDouble()
-    kernels = Kernels(arrays)
+    kernels = OwnKernels(lambda: arrays)
     stand_in_for({"sum_terms": added, "gated_gemm": multiply})
     rows, n, k = 40, 64, 64
     own, window, c = (arrays.matrix(*shape) for shape in ((rows, k), (rows, k), (2 * rows, n)))
     words = arrays.place([0] * 64, "int32")
     parts = [GatedPart("own", 0, 0, rows), GatedPart("window", 0, rows, rows, DATA)]
-    prepared = kernels.prepare(parts, n, k, "bfloat16", 5.0, words.data_ptr)
-    operands = GatedOperands(own, window, arrays.matrix(n, k).T, None, c, None, None, words, 0)
-    places = GatedOperands(Slot(0), Slot(1), Slot(2), None, Slot(3), None, None, Signal(), Copy())
-    spec = kernels.described(prepared, operands, places)
+    made = prepared(kernels, parts, n, k, "bfloat16", words)
+    weight = arrays.matrix(n, k).T
+    operands = {"own": own, "window": window, "b": weight, "c": c, "words": words}
+    places = {"own": Slot(0), "window": Slot(1), "b": Slot(2), "c": Slot(3), "words": Signal()}
+    spec = kernels.described(made, operands, places)
     assert spec is not None
     with expected(ValueError, "no own words"):  # which is looked at behind the sizes
         _native.GpuCall(loading.gpu(0), spec.native, 4)
 
     slots, mine = arrays.matrix(3 * rows, n, "float32"), arrays.matrix(rows, n, "float32")
     target = arrays.matrix(rows, n, "float32")
-    at = SumOperands(Slot(0), Slot(1), None, Slot(2))
-    summed = kernels.described_sum(SumOperands(slots[:rows], mine, None, target), at, 3, rows, 2)
+    at = {"slots": Slot(0), "own": Slot(1), "target": Slot(2)}
+    given = {"slots": slots[:rows], "own": mine, "bias": None, "target": target}
+    work = Sum(WHOLE, 3, rows, WHOLE, 2, None, WHOLE)
+    summed = kernels.described(kernels.prepare(work, SETTING), given, at)
     assert summed is not None
     call = _native.GpuCall(loading.gpu(0), summed.native, 3)
     call.run([each.data_ptr() for each in (slots, mine, target)], [4 * n] * 3, arrays.stream)

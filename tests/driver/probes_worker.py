@@ -9,23 +9,14 @@ import json
 import sys
 import time
 
-from ficco.engines.device_probes import probe
-from ficco.engines.peers import Peers
-from ficco.errors import EngineError
-
-
-def peers_of(vendor: str, world: int) -> Peers:
-    if vendor == "cuda":
-        from ficco.engines.cuda_peers import CudaPeers
-
-        return CudaPeers(range(world))
-    from ficco.engines.hip_peers import HipPeers
-
-    return HipPeers(range(world))
+from ficco.core.errors import EngineError
+from ficco.engine import vendor_of
+from ficco.engine.device_probes import probe
+from ficco.engine.gpus import Gpus
 
 
 def main(vendor: str, world: int, signals: str) -> None:
-    peers = peers_of(vendor, world)
+    peers = Gpus(vendor_of(vendor), range(world))
     begin = time.monotonic()
     try:
         verdicts = {each.name: each._asdict() for each in probe(peers, signals)}

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import double_control as control
 from engine_node import Node, named, problems, refused
 
-from ficco.engines import cuda, gpu
-from ficco.engines.window_layout import COPIES, WORDS_BYTES, Window
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
+from ficco.engine import cuda, gpu
+from ficco.engine.window_layout import COPIES, WORDS_BYTES, Window
+from ficco.operators.problem import Problem
 from ficco.plan import Region, Signal, digest_of, signal_place
-from ficco.problem import Problem
+from ficco.plan.schedule import Schedule
 from ficco.program import Copy, Entry, Gemm, Launch, SignalWrite, Wait, kernel_of
-from ficco.schedule import Schedule
 
 Lines = list[tuple[Any, ...]]
 

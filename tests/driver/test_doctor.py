@@ -10,6 +10,8 @@ from typing import Any
 
 import double_control as control
 
+from ficco.cli.findings import Finding, verdict
+
 Findings = dict[str, dict[str, Any]]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +36,7 @@ def doctor(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert set(document) == {"ok", "findings"} and document["ok"]
+    assert set(document) == {"ok", "verdict", "findings"} and document["ok"]
     for finding in document["findings"]:
         assert set(finding) == {"name", "ok", "found", "serves", "do"}
     return {finding["name"]: finding for finding in document["findings"]}
@@ -113,7 +115,9 @@ def test_what_auto_chooses_by_is_told(double_folder: Path, tmp_path: Path) -> No
     given = {"FICCO_MACHINE": str(path)}
     found = doctor(double_folder, given, devices=2, version=13000)["profile, 2 GPUs"]
     assert found["ok"] and "h200x2, measured 2026" in found["found"] and not found["do"]
-    assert "book h200x2: " in found["found"] and "shapes and regimes" in found["found"]
+    assert (
+        "tuning table h200x2: " in found["found"] and "shapes and execution modes" in found["found"]
+    )
     found = doctor(double_folder, given, devices=2, version=12090)["profile, 2 GPUs"]
     assert found["ok"] and "measured with driver 13.0, this is 12.9" in found["found"]
     assert "ficco sweep" in found["do"]
@@ -178,8 +182,9 @@ def test_which_calls_need_multiprocessors_is_told_on_request(double_folder: Path
     assert needed["found"].endswith("; kernel of one thread")
     none, needed = _held(double_folder, devices=2, peers="none")
     assert none["found"].startswith("none needed by: write of a word; ")
-    (told,) = _held(double_folder, devices=1, fail="cuModuleLoadData:0:218")
-    assert not told["ok"] and "cuModuleLoadData returned" in told["found"]
+    # The device's own two kernels are loaded first.
+    (told,) = _held(double_folder, devices=1, fail="cuModuleLoadData:2:218")
+    assert not told["ok"] and "cuModuleLoadData" in told["found"]
     (told,) = _held(double_folder, devices=0)
     assert not told["ok"]
 
@@ -205,3 +210,24 @@ def test_a_run_on_gpus_that_do_not_reach_each_other(double_folder: Path) -> None
         )  # fmt: skip
         assert done.returncode == code and words in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_the_verdict_of_doctor() -> None:
+    here = [Finding("platform", True, "Linux", "everything")]
+    gpus = [Finding(f"GPU {i}", True, "H100", "a rank") for i in range(2)]
+    profile = Finding("profile, 2 GPUs", True, "h100x2", "auto")
+    lost = Finding("signals", False, "they are lost", "groups", "look at the links")
+    windows = Finding("platform", False, "Windows", "everything", "use Linux")
+    for findings, words in (
+        ([windows, *gpus], "ficco cannot run here: platform: Windows; use Linux"),
+        (here, "ficco runs on the CPUs of this machine; it finds no GPU"),
+        ([*here, gpus[0], profile._replace(ok=False)], "nothing to overlap on one GPU"),
+        ([*here, *gpus, lost], "nothing overlaps on these 2 GPUs: signals: they are lost; look at"),
+        ([*here, *gpus, profile], "ficco overlaps on these 2 GPUs, and `auto` chooses"),
+        ([*here, *gpus, profile._replace(ok=False)], "`auto` cannot choose for them: profile, 2 G"),
+        (
+            [*here, Finding("AMD device 0", True, "MI300X", "a rank")],
+            "on AMD GPUs it has never run",
+        ),
+    ):
+        assert words in verdict(findings), findings

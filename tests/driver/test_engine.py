@@ -26,10 +26,9 @@ UNREPORTED = {
     "cuThreadExchangeStreamCaptureMode": "constants are written once a process",
     "cuCtxCreate": "the watch's, when all else has failed",
     "cuCtxDestroy": "ends something",
-    "cuDeviceGetAttribute": "capabilities alone ask",
-    "cuDeviceGetName": "capabilities alone ask",
     "cuDriverGetVersion": "asked once a process",
     "cuEventDestroy": "ends something",
+    "cuInit": "called once a process",
     "cuFuncGetParamInfo": "launches of kernels, see test_launching.py",
     "cuFuncLoad": "launches of kernels",
     "cuFuncSetAttribute": "launches of kernels",
@@ -190,11 +189,9 @@ def test_every_refusal_of_the_driver_is_an_error(
     """With one kind of signals, so that none takes the other's place."""
     monkeypatch.setenv("FICCO_SIGNALS", "copy")
     header = (ROOT / "native/include/ficco/cuda_api.hpp").read_text()
-    peers = (ROOT / "ficco/engines/cuda_peers.py").read_text()
-    native = set(re.findall(r"X\((cu\w+),", header))
-    functions = native | set(re.findall(r'"(cu[A-Z]\w+)"', peers))
+    functions = set(re.findall(r"X\((cu\w+),", header))
     functions.remove("cuStreamEndCapture")  # it ends a capture even where it fails; the double not
-    assert len(native) > 30 and UNREPORTED.keys() <= functions
+    assert len(functions) > 30 and UNREPORTED.keys() <= functions
     said = run(double_folder, "refusals", functions=sorted(functions), world=2)
     found = json.loads(said.splitlines()[-2])  # behind what is logged
     assert set().union(*found.values()) ^ (functions - UNREPORTED.keys()) == set()
@@ -304,6 +301,10 @@ def test_a_watch_that_is_refused_hangs_nobody(double_folder: Path) -> None:
 
 def test_errors_of_compute_stop_all_ranks(double_folder: Path) -> None:
     run(double_folder, "compute_fails", world=3)
+
+
+def test_memory_of_a_group_that_is_not_joined_is_freed(double_folder: Path) -> None:
+    run(double_folder, "no_group", world=2)
 
 
 def test_the_watch_is_done_with_a_call_that_was_given_up(double_folder: Path) -> None:

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from checks import A_RANK_A_GPU, CHECKS, MOST, Check, Stage, left_out
 from pool import SERVE, Group, Pool, key_of
 
-from ficco.dtypes import DTYPES
+from ficco.core.dtypes import DTYPES
 from ficco.operators import OPERATORS
 
 SCRIPT = Path(__file__).with_name("gpu_checks_on_double.py")

@@ -14,7 +14,7 @@ from test_gpu_command_lines import Line, call, check_refusal, check_trace
 
 from ficco import operators
 from ficco.operators import OPERATORS
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 
 SIZES = ("--m", "67", "--n", "33", "--k", "50")
 RUN = (*SIZES, "--ranks", "2", "--iters", "2", "--json")

@@ -1,7 +1,7 @@
 """The double of AMD's library, and ficco's native table on it.
 
 Each test runs in a process of its own. Nothing here has run on AMD's hardware: the double does what
-AMD's sources and reports say, which native/double/hip/modes.cpp cites.
+AMD's sources and reports say, which tests/double/hip/modes.cpp cites.
 """
 
 from __future__ import annotations

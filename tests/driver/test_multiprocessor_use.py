@@ -6,14 +6,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from double_control import Cuda, on_double
 
-from ficco.errors import EngineError
+from ficco._native import DriverCalls, GpuError
+from ficco.cli import doctor
+from ficco.core.errors import EngineError
+from ficco.engine import cuda, probe_bench
 from ficco.kernels.probe_code import PTX
-from ficco.profiling.gpu import multiprocessor_use
-from ficco.profiling.gpu.multiprocessor_use import CONTROL, Use, probe
+from ficco.measure.profiling.gpu import multiprocessor_use
+from ficco.measure.profiling.gpu.multiprocessor_use import CONTROL, Use, probe
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from test_copy_engines import EXPECTED
@@ -45,32 +50,43 @@ def test_a_peer_that_is_not_reached_is_told(cuda: Cuda) -> None:
     try:
         probe(0, 1)
     except EngineError as error:
-        assert "does not reach GPU 1" in str(error), error
+        assert "no peer access from device 0 to 1" in str(error), error
     else:
         raise AssertionError("nothing was refused")
+
+
+def test_access_in_one_direction_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers: list[int | None] = []
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(multiprocessor_use, "probe", lambda gpu, peer: peers.append(peer) or {})
+    monkeypatch.setattr(cuda, "capabilities", lambda gpu: SimpleNamespace(peers=(gpu == 0, True)))
+    doctor._multiprocessor_use()
+    monkeypatch.setattr(cuda, "capabilities", lambda gpu: SimpleNamespace(peers=(True, True)))
+    doctor._multiprocessor_use()
+    assert peers == [None, 1]
 
 
 @on_double(devices=1, timeout_s=60)
 def test_a_measurement_that_holds_nothing_is_refused(cuda: Cuda) -> None:
     """As many blocks as half of the slots take leave room for the control."""
-    launch = multiprocessor_use._launch
+    launch = probe_bench.launch
 
-    def half(function: object, blocks: int, *rest: object) -> None:
-        launch(function, max(blocks // 2, 1), *rest)  # type: ignore[arg-type]
+    def half(calls: DriverCalls, kernel: probe_bench.Ran, *rest: Any) -> None:
+        launch(calls, kernel._replace(blocks=max(kernel.blocks // 2, 1)), *rest)
 
-    multiprocessor_use._launch = half  # type: ignore[assignment]
-    multiprocessor_use._HELD_S = 0.3
+    probe_bench.launch = half
+    probe_bench._FILLS_S = 0.3
     try:
         probe(0)
     except EngineError as error:
-        assert "132 of 264 blocks run" in str(error), error
+        assert "264 of 528 blocks run" in str(error), error
     else:
         raise AssertionError("half of the slots passed for all")
 
 
 @on_double(devices=1, timeout_s=60)
 def test_a_kernel_that_ends_too_early_is_told(cuda: Cuda) -> None:
-    multiprocessor_use.LIMIT_NS = 1_000_000
+    probe_bench._HOLDS_S = 1e-3
     try:
         probe(0)
     except EngineError as error:
@@ -83,11 +99,11 @@ def test_a_kernel_that_ends_too_early_is_told(cuda: Cuda) -> None:
 def test_a_refusal_lets_the_device_go(cuda: Cuda) -> None:
     import double_control
 
-    double_control.fail_call("cuEventQuery", 719, skip=2)
+    double_control.fail_call("cuStreamQuery", 719, skip=6)
     try:
         probe(0)
-    except EngineError as error:
-        assert "cuEventQuery returned CUDA_ERROR_LAUNCH_FAILED (719)" in str(error), error
+    except GpuError as error:
+        assert "cuStreamQuery" in str(error) and "LAUNCH_FAILED" in str(error), error
     else:
         raise AssertionError("a refusal was not told")
     assert probe(0)[CONTROL] == Use(True, True)

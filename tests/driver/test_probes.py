@@ -30,8 +30,8 @@ def found_on(
     worker = str(HERE / "probes_worker.py")
     for _ in range(3):
         said = json.loads(run(worker, vendor, str(world), signals, env=given, timeout_s=100))
-        if "verdicts" in said or not said["error"].startswith("probing device"):
-            break  # else this machine is busy, and the error says to probe again
+        if "verdicts" in said or not said["error"].startswith(("fill", "testing")):
+            break  # else this machine is busy, and the error says to try again
     assert "verdicts" in said, said
     verdicts: dict[str, dict[str, Any]] = said["verdicts"]
     assert list(verdicts) == [*JUDGED, "rates"]
@@ -123,7 +123,8 @@ def test_amd_devices_are_probed_before_their_first_use_alone(
         assert f"refused: the probe '{name}' of the devices failed: as this test says" in said
         assert "ficco doctor --report FILE.json" in said
 
-    record.write_text("{}")  # it is measured again
+    written["verdicts"].pop()
+    record.write_text(json.dumps(written))  # it is measured again
     assert "overlaps" in first_use(hip_folder, tmp_path, "opened")
     assert json.loads(record.read_text())["verdicts"][0]["ok"]
 

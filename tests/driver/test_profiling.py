@@ -6,9 +6,9 @@ import sys
 
 from double_control import Cuda, on_double
 
-from ficco.errors import EngineError
-from ficco.profiling.gpu import driver
-from ficco.profiling.gpu.driver import MOST_WORDS, WordCommand
+from ficco.core.errors import EngineError
+from ficco.measure.profiling.gpu import driver
+from ficco.measure.profiling.gpu.driver import MOST_WORDS, WordCommand
 
 
 @on_double(devices=2)

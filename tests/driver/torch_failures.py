@@ -12,8 +12,8 @@ from torch_on_double import Rank, Shortly
 from values_worker import close, draw
 
 import ficco
-from ficco.engines.launches import Launches
-from ficco.runtime import kernels_of_group
+from ficco.engine.launches import Launches
+from ficco.runtime import gpus_of_group
 from ficco.runtime.process_gpu import GpuProcessRuntime
 
 Tensor = torch.Tensor
@@ -96,7 +96,7 @@ def failures(here: Rank, world: int) -> None:
         here.waits = False
         if rank > 0:
             y = reduced(rank, schedule)
-            _fails(ficco.synchronize, "Rank 0 should have raised it")
+            _fails(ficco.synchronize, "Rank 0 should have set it")
             assert bool(torch.isnan(y).any()), schedule
             _fails(lambda: reduced(rank, schedule), "reset")  # noqa: B023
             _fails(lambda: reduced(rank, "serial"), "reset")  # which was made before
@@ -160,7 +160,7 @@ def slow_to_load(here: Rank, world: int) -> None:
 def slow_to_open(here: Rank, world: int) -> None:
     """A rank takes longer than a wait may last to open the group, for example to import Triton."""
     timeout_s = 1.0
-    facts, agree = kernels_of_group._facts, GpuProcessRuntime._agree_to_open
+    facts, agree = gpus_of_group._facts_of_kernels, GpuProcessRuntime._agree_to_open
 
     def slow_facts() -> Any:
         time.sleep(2 * timeout_s)
@@ -171,12 +171,12 @@ def slow_to_open(here: Rank, world: int) -> None:
         agree(runtime)
 
     if here.rank == 0:
-        kernels_of_group._facts = slow_facts
+        gpus_of_group._facts_of_kernels = slow_facts
         GpuProcessRuntime._agree_to_open = agree_slowly  # type: ignore[method-assign]
     try:
         ficco.prepare(machine="cuda", timeout_s=timeout_s)
     finally:
-        kernels_of_group._facts = facts
+        gpus_of_group._facts_of_kernels = facts
         GpuProcessRuntime._agree_to_open = agree  # type: ignore[method-assign]
     assert not ficco.fallback_reason()
     ficco.close()

@@ -14,17 +14,12 @@ from torch_on_double import Rank
 from values_worker import draw
 
 import ficco
-from ficco.compute import (
-    GatedOperands,
-    OneKernelOperands,
-    OneKernelOutput,
-    PoolOperands,
-    WholeOperands,
-)
-from ficco.engines.wanted import DescribedKernels, whole_launch
-from ficco.kernels.arrays import Address, Described
-from ficco.kernels.variants import Launch, Variant, variant_of
-from ficco.modules import groups
+from ficco.api import groups
+from ficco.engine.wanted import SETTING, DescribedKernels
+from ficco.kernels.arrays import Described
+from ficco.kernels.records import Operands
+from ficco.kernels.variants import Variant, variant_of
+from ficco.program import Gated, OneKernel
 
 Tensor = torch.Tensor
 N, K = 4096, 4096
@@ -33,7 +28,9 @@ CALLS = (
     ("matmul_reduce_scatter", "gated_1d"), ("matmul_all_reduce", "gated_1d"),
     ("matmul_all_reduce", "gated_sums_1d"), ("matmul_all_reduce", "one_shot_sm"),
     ("matmul_all_reduce", "two_shot_sm"), ("matmul_all_reduce", "two_shot_pull"),
-    ("matmul_all_reduce", "auto"),
+    ("matmul_all_reduce", "push_sm"), ("matmul_reduce_scatter", "push_sm"),
+    ("all_gather_matmul", "push_sm"), ("matmul_all_to_all", "push_sm"),
+    ("all_to_all_matmul", "push_sm"), ("matmul_all_reduce", "auto"),
     ("all_to_all_matmul", "auto"), ("matmul_all_to_all", "auto"),
 )  # fmt: skip
 
@@ -44,15 +41,13 @@ class Looked:
     def __init__(self, kernels: Any) -> None:
         self.found = set[Variant]()
         self._as_on_gpu, self._kernels = DescribedKernels(90, 132), type(kernels)
-        names = ("arm", "described", "arm_one_kernel", "described_one_kernel")
-        self._were = {name: getattr(self._kernels, name) for name in names}
+        self._were = {name: getattr(self._kernels, name) for name in ("arm", "described")}
 
     def __enter__(self) -> Looked:
         for name, was in self._were.items():
-            look = self._whole if "one_kernel" in name else self._gated
 
-            def looked(mine: Any, *given: Any, was: Any = was, look: Any = look) -> Any:
-                look(*given[:2])
+            def looked(mine: Any, *given: Any, was: Any = was) -> Any:
+                self._look(*given[:2])
                 return was(mine, *given)
 
             setattr(self._kernels, name, looked)
@@ -62,25 +57,13 @@ class Looked:
         for name, was in self._were.items():
             setattr(self._kernels, name, was)
 
-    def _gated(self, prepared: Any, operands: GatedOperands) -> None:
-        (k, n), dtype = operands.b.shape, operands.b.dtype.name
-        made = self._as_on_gpu.prepare(prepared.parts, n, k, dtype, 1.0, lambda: 0, prepared.begun)
-        here = [*map(_as_it_lies, operands[:7]), Address(1 << 40), 0]
-        launch = self._as_on_gpu.launch_of(made, GatedOperands(*here))
-        if launch is not None:
-            self.found.add(variant_of(launch))
-
-    def _whole(self, prepared: Any, operands: WholeOperands) -> None:
-        if isinstance(operands, PoolOperands):
-            lists = [[*map(_as_it_lies, each)] for each in operands[:3]]
-            weights = [*map(_as_it_lies, operands.weights)]
-            pooled = PoolOperands(*lists, _as_it_lies(operands.y), weights)
-            self.found.add(variant_of(whole_launch(self._as_on_gpu, prepared.table, pooled)))
-            return
-        outputs = [OneKernelOutput(*map(_as_it_lies, each)) for each in operands.outputs]
-        there = OneKernelOperands(_as_it_lies(operands.x), outputs, _as_it_lies(operands.kept))
-        launch: Launch = whole_launch(self._as_on_gpu, prepared.table, there)
-        self.found.add(variant_of(launch))
+    def _look(self, prepared: Any, operands: Operands) -> None:
+        if isinstance(prepared.work, (Gated, OneKernel)):
+            made = self._as_on_gpu.prepare(prepared.work, SETTING)
+            here = {name: _as_it_lies(each) for name, each in operands.items()}
+            launch = self._as_on_gpu.launch_of(made, here, 0)
+            if launch is not None:
+                self.found.add(variant_of(launch))
 
 
 def _as_it_lies(matrix: Any) -> Any:

@@ -191,7 +191,7 @@ class OnTensors(NumpyOnStream):
 
 
 def array_of(handle: Any) -> Any:
-    from ficco.modules.calling import _array
+    from ficco.api.calling import _array
 
     return _array(handle) if isinstance(handle, Tensor) else handle
 
@@ -307,10 +307,10 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     """
     import torch.distributed._symmetric_memory as symmetric
 
+    from ficco.api import call_cache, dense_tables, table_optimizers
+    from ficco.api.call_cache import CachedCall
     from ficco.kernels import pack
-    from ficco.modules import call_cache, dense_tables, dispatching, table_optimizers
-    from ficco.modules.call_cache import CachedCall
-    from ficco.runtime import library_programs, process_gpu
+    from ficco.runtime import engine, library_programs, process_gpu
 
     here = ranks(rank, folder)
     place = torch.device(_HERE, rank)
@@ -347,9 +347,9 @@ def dress(rank: int, world: int, folder: Path, ranks: type[Rank] = Rank) -> Rank
     }  # fmt: skip
     for name, value in given.items():
         setattr(gpus, name, value)
-    dispatching._find = dispatching._finder()  # which keeps functions of torch
+    call_cache._find_call = call_cache._finder()  # which keeps functions of torch
     symmetric.empty, symmetric.rendezvous = here.empty, here.rendezvous  # type: ignore[assignment]
-    process_gpu.LEAST = LEAST
+    engine.LEAST = LEAST
     runtime: Any = process_gpu.GpuProcessRuntime
     runtime.backend = "gloo"
     process_gpu.TorchDeviceCompute = lambda: here.compute  # type: ignore[assignment, misc]

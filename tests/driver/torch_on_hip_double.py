@@ -15,9 +15,7 @@ from hip_control import LIBRARY, Hip
 from hip_node import NumpyOnHip
 from torch_on_double import Calls, OnTensors, Rank, array_of
 
-from ficco.compute import GatedOperands
-from ficco.compute.own_kernels import Prepared
-from ficco.kernels.variants import Launch
+from ficco.kernels.records import Operands
 
 __all__ = ["HipRank"]
 
@@ -74,13 +72,11 @@ class _Kernels(HipKernels):
     def place(self, b: Any) -> tuple[int, int, bool]:
         return super().place(array_of(b))
 
-    def launch_of(self, prepared: Prepared, operands: GatedOperands) -> Launch | None:
-        arrays = {
-            name: array_of(each)
-            for name, each in operands._asdict().items()
-            if isinstance(each, torch.Tensor)
-        }
-        return super().launch_of(prepared, operands._replace(**arrays))
+    def seen(self, operands: Operands) -> Operands:
+        return super().seen({
+            name: array_of(each) if isinstance(each, torch.Tensor) else each
+            for name, each in operands.items()
+        })  # fmt: skip
 
 
 class _Compute(OnTensors, NumpyOnHip):

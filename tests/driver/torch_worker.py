@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch_on_double import Rank, Shortly, dress
 
 import ficco
-from ficco.modules import call_cache, dispatching, groups, operators
-from ficco.modules.calling import Call
+from ficco.api import call_cache, groups, operators
+from ficco.api.calling import Call
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "modules"))
 sys.argv.insert(1, "cpu")  # what gradient_worker takes: tensors are drawn on the CPU
@@ -106,9 +106,9 @@ class _Hits:
     def __init__(self, by_native_code: bool = True) -> None:
         if not by_native_code:
             call_cache.reader = call_cache._facts_of = None
-            dispatching._find = dispatching._finder()
+            call_cache._find_call = call_cache._finder()
         self.found: list[bool] = []
-        find, find_one = call_cache.find, dispatching._find
+        find, find_one = call_cache.find, call_cache._find_call
 
         def counted(key: Any) -> Any:
             call = find(key)
@@ -121,7 +121,7 @@ class _Hits:
             return call
 
         operators.find = counted  # type: ignore[attr-defined]
-        dispatching._find = counted_one
+        call_cache._find_call = counted_one
 
     def last(self) -> bool:
         return self.found[-1]

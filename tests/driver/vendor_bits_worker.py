@@ -17,12 +17,12 @@ import sys
 import numpy as np
 from engine_node import Arrays, Node, named, problems
 
-from ficco.dtypes import DTYPES as ALL_DTYPES
-from ficco.errors import ScheduleError
+from ficco.core.dtypes import DTYPES as ALL_DTYPES
+from ficco.core.errors import ScheduleError
 from ficco.operators import OPERATORS
-from ficco.passes.served import check_amd_kernels
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.program.passes.served import check_amd_kernels
 
 DTYPES = tuple(ALL_DTYPES)
 

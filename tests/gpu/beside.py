@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from rank import CUDA, Rank
 
-from ficco.problem import Problem
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 from ficco.runtime.process_gpu import GpuProcessRuntime
-from ficco.schedule import Schedule
 
 # Every block takes a multiprocessor whole, by its shared memory, until it is let go.
 HOLD = r"""

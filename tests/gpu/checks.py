@@ -12,7 +12,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ficco.dtypes import DTYPES
+from ficco.core.dtypes import DTYPES
 from ficco.operators import OPERATORS
 
 __all__ = ["A_RANK_A_GPU", "CHECKS", "MOST", "Check", "Stage", "left_out"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 
 __all__ = [
     "COMMAND", "TORCHRUN", "Done", "Line", "call", "check_document", "check_refusal",
@@ -201,15 +201,17 @@ def check_document(line: Line, done: Done, ranks: int) -> dict[str, Any]:
         assert row["overlap_ms"] > 0 and row["ideal_ms"] > 0 and row["serial_ms"] > 0, row
         if ranks > 1 and "--splits" not in line.words:
             assert (row["copies"] > 0) == (row["bytes"] > 0) == (row["schedule"] != "serial"), row
-    assert "PACED" not in done.err
+    assert "EMULATED" not in done.err
     return document
 
 
-def rows_of(op: str) -> list[str]:
+def rows_of(op: str, engine: str = "cuda") -> list[str]:
     """Return the schedules that `--schedule all` runs for many rows, in order."""
+    if engine == "host":
+        return [name for name in rows_of(op) if name != "push_sm"]
     none = ("gated_1d", "uniform_fused_2d") if op == "embedding_all_to_all" else ()
     names = [name for name in Schedule.names(op) if name not in none]
-    return [name for name in names if name == "pool_sm" or not Schedule.named(name).stores]
+    return [name for name in names if not Schedule.named(name).for_few_rows]
 
 
 def check_trace(path: Path, ranks: int, clocks_differ_us: float = 0.0) -> None:

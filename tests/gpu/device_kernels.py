@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.errors import TimeoutExceeded
+from ficco.core.errors import TimeoutExceeded
 
 __all__ = ["device_kernels"]
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from rank import Arrays, Rank
 
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 SIZES = [(1, 4096, 1024), (3, 4096, 777), (16, 2048, 512), (64, 8192, 512), (200, 4096, 256)]
 

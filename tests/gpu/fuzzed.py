@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from rank import CUDA, Arrays, Rank
 
-from ficco.engines.wanted import DescribedKernels, gated_launches
+from ficco.engine.wanted import DescribedKernels, launches_in
 from ficco.lowering import lower_rank
-from ficco.problem import Output, Problem, chunk_sizes
-from ficco.schedule import Schedule
+from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.plan.schedule import Schedule
 
 
 def cases(world: int) -> list[Problem]:
@@ -83,7 +83,7 @@ def split_tiles(
 ) -> list[tuple[int, int]]:
     """Return how many tiles each gated launch of a rank splits: of own rows, and of all."""
     plan = lower_rank(problem, schedule.resolve(problem.world, CUDA), rank)
-    launches = gated_launches(plan, DescribedKernels(90, processors), ways=(True,))
+    launches = launches_in(plan, DescribedKernels(90, processors), ways=(True,))
     given = [launch.arguments for launch in launches]
     return [(each.get("own_shared", 0), each.get("shared", 0)) for each in given]
 

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 from gradient_worker import DEVICE
 
-from ficco import oracle
-from ficco.lowering import recv_copies
-from ficco.machine import Machine
-from ficco.measuring.executors import TorchDraw
-from ficco.problem import Output, Problem, chunk_sizes
+from ficco.core.machine import Machine
+from ficco.lowering import finishing
+from ficco.lowering.sending import sends_all
+from ficco.measure.executors import TorchDraw
+from ficco.operators import oracle
+from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.plan.schedule import Schedule
 from ficco.runtime.process_gpu import GpuProcessRuntime
-from ficco.schedule import Schedule
 
 CUDA = Machine.named("cuda")
 NAMED = [n for n in Schedule.names() if n != "serial"]
@@ -32,15 +33,15 @@ class Rank:
     def __init__(self, rank: int, world: int, timeout_s: float = 30.0) -> None:
         self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.runtime = GpuProcessRuntime(dist.group.WORLD, CUDA, timeout_s)
-        self._small_bytes = recv_copies.SMALL_BYTES
+        self._small_bytes = finishing.SMALL_BYTES
         if rank % 2:
-            recv_copies.SMALL_BYTES = 0  # pieces leave the window as large ones do
+            finishing.SMALL_BYTES = 0  # pieces leave the window as large ones do
 
     def close(self) -> None:
         """Leave nothing behind for what runs next in this process."""
         self.meet()
         self.runtime.close()
-        recv_copies.SMALL_BYTES = self._small_bytes
+        finishing.SMALL_BYTES = self._small_bytes
 
     def reopen(self, timeout_s: float) -> None:
         """Replace the runtime by one with another timeout."""
@@ -78,10 +79,11 @@ class Rank:
         self.meet()
         self.runtime.check_alive()  # a call that gave up leaves its mailboxes as they are
         window = self.runtime._places[-1].window  # the test's own reach inside
-        from ficco.engines.window_layout import COPIES, Layout
-        from ficco.tables import VACANT
+        from ficco.engine.window_layout import COPIES, Layout
+        from ficco.plan.tables import VACANT
 
-        layout, words = Layout(window.sizes), window.keep.all[0]
+        layout, (memory,) = Layout(window.sizes), window.keep._memory
+        words = memory._memory.view(torch.int32)
         words[layout.data // 4 : (layout.data + COPIES * layout.sizes.window) // 4].fill_(-1)
         boxes = words[layout.mail_data // 4 :]
         assert bool((boxes == VACANT - (1 << 32)).all()), "something was left in a mailbox"
@@ -140,6 +142,8 @@ def refused(problem: Problem, name: str) -> bool:
         return True
     if name == "one_shot_pull":
         return problem.outputs[0].bias and problem.world > 1
+    if name == "push_sm":
+        return not sends_all(problem)
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)
     if name == "gated_sums_1d":

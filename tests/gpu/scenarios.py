@@ -20,13 +20,13 @@ from fuzzed import cases, filled_device, shared_tiles
 from rank import CUDA, NAMED, WHOLE, Arrays, Rank, problems, refused
 
 import ficco
-from ficco import oracle, registry
-from ficco.errors import EngineError, InputError, ScheduleError
+from ficco.core.errors import EngineError, InputError, ScheduleError
 from ficco.lowering import lower_rank
 from ficco.lowering.cutting import is_edged
-from ficco.passes.copies import joined_copies
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.operators import oracle, registry
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.program.passes.copies import joined_copies
 
 IN_STEP = ("gated_1d", "gated_sums_1d", "hetero_unfused_1d")  # by `auto`, too
 PACED = ("all_gather_matmul", "matmul_all_reduce")
@@ -235,9 +235,9 @@ def kernels(me: Rank) -> None:
                 if s.kind == "raise" and s.lane not in computing
                 for word in s.signals
             ]
-            pushes += sum(
-                not me.runtime._signals.writable[me.rank][word.rank] for word in words
-            )  # copies, too
+            on = me.runtime._engine  # the test's own reach inside
+            writable = on.gpus.writable(on.signals, me.rank)
+            pushes += sum(not writable[word.rank] for word in words)  # copies, too
             seen = [e.name for e in trace.events() if str(e.device_type).endswith("CUDA")]
             counts = {
                 "pushes": sum("PtoP" in e for e in seen),

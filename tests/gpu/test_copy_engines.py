@@ -1,17 +1,17 @@
 """Which driver calls need a multiprocessor on these GPUs: what ficco's plans take for granted.
 
-A kernel fills every thread slot of a GPU meanwhile (ficco/profiling/gpu/multiprocessor_use.py).
-What plans push, raise and clear must end beside it. Copies within a device are made by kernels:
-plans count them as work of the multiprocessors.
+A kernel fills every thread slot of a GPU meanwhile: see
+ficco/measure/profiling/gpu/multiprocessor_use.py. What plans push, raise and clear must end beside
+it. Copies within a device are made by kernels: plans count them as work of the multiprocessors.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from ficco.measure.profiling.gpu.driver import writes_reach_peers
+from ficco.measure.profiling.gpu.multiprocessor_use import CONTROL, WRITE_AT_PEER, Use, probe
 from ficco.plan import copy_unit
-from ficco.profiling.gpu.driver import writes_reach_peers
-from ficco.profiling.gpu.multiprocessor_use import CONTROL, WRITE_AT_PEER, Use, probe
 
 ENDS, WAITS = Use(eager=False, in_graph=False), Use(eager=True, in_graph=True)
 USES = {"dma": ENDS, "sm": WAITS}

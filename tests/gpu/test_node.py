@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import ficco
-from ficco import operators, oracle
-from ficco.errors import InputError, ScheduleError, TimeoutExceeded
-from ficco.problem import Output, Problem, chunk_sizes
-from ficco.schedule import Schedule
+from ficco import operators
+from ficco.core.errors import InputError, ScheduleError, TimeoutExceeded
+from ficco.operators import oracle
+from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.plan.schedule import Schedule
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -215,7 +216,7 @@ def test_a_late_rank_is_named(cupy: Any) -> None:
             with stream:
                 stream.launch_host_func(time.sleep, 2)
                 ys = node.run(problem, arrays)
-        with pytest.raises(TimeoutExceeded, match=r"rank 0, step .* Rank 1 should have raised it"):
+        with pytest.raises(TimeoutExceeded, match=r"rank 0, step .* Rank 1 should have set it"):
             node.synchronize()
         assert np.isnan(on_host(ys[0][0])).any()
         node.reset()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_lines import call, check_document, check_refusal, profile_lines
 
-from ficco.machine import COLLECTIVES, Machine
+from ficco.core.machine import COLLECTIVES, Machine
 
 LINES = profile_lines()
 LIMIT_S = 150.0  # two minutes are promised

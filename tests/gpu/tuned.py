@@ -15,7 +15,8 @@ import torch.distributed as dist
 from gradient_worker import DEVICE
 
 import ficco
-from ficco.modules import auto, groups, tuning, turns
+from ficco.api import auto, groups, tuning, turns
+from ficco.core.logs import log
 
 Tensor = torch.Tensor
 Case = tuple[str, Callable[[], Tensor], Tensor]  # a name, the call, and its exact result
@@ -162,7 +163,9 @@ def choices(runtime: Any, rank: int, world: int) -> None:
     (found,) = auto.tuned[runtime].values()
     assert set(found) == ({"eager", "captured"} if _can_capture() else {"eager"})
     told = [(when, each.schedule.name, each.predicted_ms) for when, each in found.items()]
-    assert groups.gathered(None, torch.empty(0, device=DEVICE).device, told) == [told] * world
+    assert (
+        groups.gathered(None, torch.empty(0, device=DEVICE).device, "test", told) == [told] * world
+    )
     for choice in found.values():
         assert choice.by == "measurement" and "measured here" in choice.reasons[0], choice
         names = {each.name for each in (choice.schedule, *dict(choice.alternatives))}
@@ -213,14 +216,14 @@ def fails(runtime: Any, rank: int, world: int) -> None:
         return slowest(self, own_ms)
 
     turns.Turns._slowest = broken  # type: ignore[method-assign]
-    groups.log.addHandler(heard)
+    log.addHandler(heard)
     try:
         with ficco.tune():
             near(call(), exact, "a call whose measurement failed")
             near(call(), exact, "the next call")
     finally:
         turns.Turns._slowest = slowest  # type: ignore[method-assign]
-        groups.log.removeHandler(heard)
+        log.removeHandler(heard)
     texts = [text for text in heard.texts if "is not measured" in text]
     assert len(texts) == 1 and texts[0].startswith("matmul_reduce_scatter"), heard.texts
     near(call(), exact, "behind the context")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ficco import oracle
-from ficco.problem import Output, Problem
+from ficco.operators import oracle
+from ficco.operators.problem import Output, Problem
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ficco import lowering
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 Lowerings = Counter[tuple[Problem, Schedule, int]]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from counting import count_lowerings
 
 from ficco.cli.main import main
-from ficco.measuring import executors
+from ficco.measure import executors
 from ficco.operators import OPERATORS
 
 if __name__ == "__main__":

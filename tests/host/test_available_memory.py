@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import ficco
-from ficco import _native, oracle
+from ficco import _native
 from ficco.cli.main import main
-from ficco.engines import available_memory
-from ficco.operators import OPERATORS
-from ficco.problem import Problem
+from ficco.engine import available_memory
+from ficco.operators import OPERATORS, oracle
+from ficco.operators.problem import Problem
 
 MIB = 1 << 20
 
@@ -56,6 +56,15 @@ def test_a_node_refuses_windows_and_stays_usable() -> None:
             node.all_gather_matmul([x, x], [w, w])
         y, _ = node.all_gather_matmul([x[:8], x[:8]], [w, w])
         assert (y == 512).all()
+
+
+@pytest.mark.usefixtures("little")
+def test_the_reserve_of_larger_windows_is_counted() -> None:
+    x, w = np.ones((5608, 512), np.float32), np.ones((512, 1), np.float32)
+    with ficco.Node(2) as node:
+        node.all_gather_matmul([x[:5600], x[:5600]], [w, w])  # needs 88 MiB
+        with pytest.raises(MemoryError, match=r"windows and workspaces.*131\.25 MiB requested"):
+            node.all_gather_matmul([x, x], [w, w])
 
 
 @pytest.mark.usefixtures("little")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ficco
-from ficco.errors import InputError
+from ficco.core.errors import InputError
 
 XS, WS = [np.ones((2, 3), np.float32)] * 2, [np.ones((3, 4), np.float32)] * 2
 NOT_SECONDS = (0, -1, 0.0, float("nan"), float("inf"), 1e300, "30", "", None, True, 10**400, [1])

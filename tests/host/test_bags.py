@@ -10,10 +10,10 @@ import torch
 from arrays import DTYPES, bits
 
 import ficco
-from ficco import oracle
-from ficco.compute import dtype_of
-from ficco.problem import MODES, Output, Problem
-from ficco.schedule import Schedule
+from ficco.engine.compute import dtype_of
+from ficco.operators import oracle
+from ficco.operators.problem import MODES, Output, Problem
+from ficco.plan.schedule import Schedule
 
 SCHEDULES = [
     name for name in Schedule.names("embedding_all_to_all") if name != "uniform_fused_2d"

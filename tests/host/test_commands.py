@@ -14,13 +14,13 @@ import pytest
 from calling import call
 from forking import Forked
 
-from ficco import data, oracle
 from ficco.cli import engine_choice, run
 from ficco.cli.arguments import Request, request_from
-from ficco.errors import InputError
-from ficco.operators import OPERATORS
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.core import data
+from ficco.core.errors import InputError
+from ficco.operators import OPERATORS, oracle
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 SMALL = ["--m", "67", "--n", "29", "--k", "31", "--iters", "1"]
 EVERY_OPERATOR = Path(__file__).with_name("every_operator.py")
@@ -72,7 +72,7 @@ class TestRun:
             assert row["copies"] == 2 * row["grain"]
             assert row["bytes"] == 67 * 31 * 4  # every shard goes to one peer
             assert row["overlap_ms"] > 0 and row["ideal_ms"] > 0
-        assert "PACED" in err and "0.045 GB/s" in err
+        assert "EMULATED" in err and "0.045 GB/s" in err
 
     def test_all_can_be_one_of_several(self, capsys: Any, tmp_path: Path) -> None:
         mine = tmp_path / "mine.toml"
@@ -125,9 +125,9 @@ class TestRun:
     def test_the_table_says_what_is_paced(self, capsys: Any) -> None:
         code, out, _ = call(capsys, "run", *SMALL, "--schedule", "gated_1d")
         assert code == 0
-        assert "PACED" in out and "gated_1d" in out and "right" in out
+        assert "EMULATED" in out and "gated_1d" in out and "right" in out
         code, out, _ = call(capsys, "run", *SMALL, "--machine", "host", "--schedule", "serial")
-        assert code == 0 and "PACED" not in out
+        assert code == 0 and "EMULATED" not in out
 
     def test_a_trace_is_what_perfetto_reads(self, capsys: Any, tmp_path: Path) -> None:
         file = tmp_path / "trace.json"
@@ -172,16 +172,16 @@ class TestRun:
         assert plan["problem"]["index_dtype"] == "int32"
 
     def test_a_wrong_result_is_exit_1(self, capsys: Any, monkeypatch: Any) -> None:
-        import ficco.node
+        import ficco.api.node
 
-        right = ficco.node.run_lowered
+        right = ficco.api.node.run_lowered
 
         def wrong(*args: Any) -> Any:
             ys = right(*args)
             ys[1][0][3, 2] += 1
             return ys
 
-        monkeypatch.setattr(ficco.node, "run_lowered", wrong)
+        monkeypatch.setattr(ficco.api.node, "run_lowered", wrong)
         code, out, _ = call(capsys, "run", *SMALL, "--json")
         assert code == 1
         assert not any(row["ok"] for row in json.loads(out)["results"])
@@ -190,7 +190,7 @@ class TestRun:
         code, out, err = call(capsys, "run", "--timeout", "0.001", "--schedule", "serial")
         assert code == 1 and out == ""
         assert re.search(r"did not arrive within [\d.]+ m?s\. ", err), err
-        assert err.endswith("--timeout is 0.001 s: raise it if the machine is slow\n")
+        assert err.endswith("--timeout is 0.001 s: increase it if the machine is slow\n")
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,8 @@ class TestEngines:
         assert set(names) | left_out == set(Schedule.names(op))
         assert ("gated_1d" in left_out) == (op == "embedding_all_to_all")
         assert asked.schedules[0].transport == "collective" and names[0] == "serial"
-        pooled = {"pool_sm"} & set(names)
-        assert bool(pooled) == (op == "embedding_all_to_all")
+        pooled = {"pool_sm", "push_sm"} & set(names)
+        assert pooled == {"pool_sm" if op == "embedding_all_to_all" else "push_sm"}
         others = [each for each in asked.schedules[1:] if each.name not in pooled]
         assert all(each.transport == "dma" or each.pulls for each in others)
 
@@ -362,7 +362,7 @@ class TestTensors:
 
     @pytest.mark.parametrize("op", OPERATORS)
     def test_the_oracle_takes_tensors(self, torch: Any, op: str) -> None:
-        from ficco.measuring.executors import TorchDraw
+        from ficco.measure.executors import TorchDraw
 
         problem = Problem.chunked(op, 3, 67, 29, 31, "float32", rows=(50, 0, 17))
         given = oracle.inputs(problem, 1, TorchDraw("float32", 1, torch.device("cpu")))
@@ -383,7 +383,7 @@ class TestTensors:
 
     def test_sums_that_a_collective_rounds_may_be_off_by_more(self, torch: Any) -> None:
         problem = Problem.chunked("matmul_reduce_scatter", 8, 512, 64, 256, "bfloat16")
-        from ficco.measuring.executors import TorchDraw
+        from ficco.measure.executors import TorchDraw
 
         given = oracle.inputs(problem, 1, TorchDraw("bfloat16", 1, torch.device("cpu")))
         total = torch.zeros(512, 64, dtype=torch.bfloat16)

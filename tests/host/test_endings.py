@@ -18,7 +18,7 @@ import pytest
 import threadpoolctl
 
 import ficco
-from ficco import data
+from ficco.core import data, files
 
 COMMAND = [sys.executable, "-P", "-m", "ficco"]
 SMALL = ["--m", "67", "--n", "29", "--k", "31", "--engine", "host"]
@@ -110,7 +110,7 @@ class TestRanks:
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["run", *SMALL, "--iters", "1", "--trace", "/dev/full"], 1, "No space left"),
+        (["run", *SMALL, "--iters", "1", "--trace", "/dev/full"], 2, "not a regular file"),
         (["explain", "--machine", "cuda"], 2, "libcuda.so.1"),
         (["plan", "--schedule", "auto", "--machine", "cuda"], 2, "libcuda.so.1"),
         (["run", "--machine", "host", "--m", f"{10**24}"], 2, "from 1 to 2147483647"),
@@ -127,7 +127,7 @@ def test_one_line_says_what_was_wrong(args: list[str], code: int, words: str) ->
 
 
 def _no_driver() -> bool:
-    from ficco.engines import cuda
+    from ficco.engine import cuda
 
     try:
         cuda.served_version()
@@ -220,9 +220,9 @@ def test_sigterm_ends_a_command_at_work(args: list[str], tmp_path: Path) -> None
 
 IN_A_NATIVE_CALL = """
 import hashlib, pathlib, subprocess, sys
-from ficco import temporary
-from ficco.cli.ending import ending
-with ending(), temporary.folder("ficco-test-"):
+from ficco.core import files
+from ficco.cli.streams import ending
+with ending(), files.folder("ficco-test-"):
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE)
     pathlib.Path(sys.argv[1]).touch()
@@ -320,7 +320,7 @@ def test_an_exception_of_a_handler_is_no_unreadable_file(monkeypatch: pytest.Mon
     def handle(*_: object) -> None:
         raise TimeoutError("time is up")
 
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+    monkeypatch.setattr(files, "read", lambda *_: signal.raise_signal(signal.SIGUSR1))
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with pytest.raises(TimeoutError, match="time is up"):

@@ -14,10 +14,9 @@ from arrays import bits
 from test_operators import assert_all_right, random_problem, schedules_for
 
 import ficco
-from ficco import oracle
-from ficco.lowering import recv_copies
-from ficco.machine import Link, Machine
-from ficco.operators import OPERATORS
+from ficco.core.machine import Link, Machine
+from ficco.lowering import finishing
+from ficco.operators import OPERATORS, oracle
 
 SEED = 20261120
 MOST_US = 250.0
@@ -54,9 +53,8 @@ def test_many_calls_under_random_delays(
     op: str, per: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if per == "port":
-        monkeypatch.setattr(
-            recv_copies, "SMALL_BYTES", 0
-        )  # pieces leave the window as large ones do
+        # Pieces leave the window as large ones do.
+        monkeypatch.setattr(finishing, "SMALL_BYTES", 0)
     calls = (request.config.getoption("--calls") or 300) // 2
     machine = LateMachine("late", 1, 64, "host", (LateLink("node", per, ((1, 200.0),)),))
     rng = np.random.default_rng(SEED)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from calling import call
 
-from ficco import data
+from ficco.core import data
 from ficco.operators import OPERATORS
 
 NAMES = {

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ficco.compute import named
-from ficco.engines import host
+from ficco.core.machine import Machine
+from ficco.engine import groups, host
+from ficco.engine.compute import named
 from ficco.lowering import lower
-from ficco.machine import Machine
-from ficco.passes import compile_plan
+from ficco.operators.problem import Problem
 from ficco.plan import Plan, has_mailbox, window_bytes_of
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.target import HOST
+from ficco.plan.schedule import Schedule
+from ficco.program.passes import compile_plan
+from ficco.program.target import HOST
 
 WORLD, CALLS = 3, 240
 SCHEDULES = {
@@ -80,7 +80,7 @@ def test_calls_on_mailboxes_and_on_windows_in_any_order() -> None:
     calls = [shared.choice(shared.choice((known, mailed))) for _ in range(CALLS)]
     arrays = [drawn(plan, number) for number, plan in enumerate(calls)]
     machine, compute = Machine.named("host"), named("numpy")
-    group = host.new_group(WORLD, machine, 20.0)
+    group = groups.new_group(WORLD, machine, 20.0)
     group.grow(max(sum(window_bytes_of(entry)) for plan in known for entry in plan.ranks))
     ended = []
 
@@ -89,11 +89,11 @@ def test_calls_on_mailboxes_and_on_windows_in_any_order() -> None:
         for number, plan in enumerate(calls):
             if id(plan) not in bound:
                 bound[id(plan)] = host.BoundProgram(
-                    compile_plan(plan.ranks[rank], HOST), group, machine, compute
+                    compile_plan(plan.ranks[rank], HOST), group, machine, compute, plan.digest
                 )
             if own.random() < 0.1:
                 time.sleep(own.random() * 4e-3)
-            if not bound[id(plan)].run(arrays[number][rank], number % 2, plan.digest):
+            if not bound[id(plan)].run(arrays[number][rank], number % 2):
                 return
         ended.append(rank)
 

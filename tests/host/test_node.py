@@ -11,8 +11,8 @@ import pytest
 from arrays import DTYPES, assert_right, bits, gathered, inputs
 
 import ficco
-from ficco import oracle
-from ficco.schedule import Schedule
+from ficco.operators import oracle
+from ficco.plan.schedule import Schedule
 
 NAMED = Schedule.names()
 

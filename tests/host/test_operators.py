@@ -11,15 +11,14 @@ import pytest
 from arrays import DTYPES, bits
 
 import ficco
-from ficco import oracle
-from ficco.compute import named
-from ficco.errors import EngineError, ScheduleError
+from ficco.core.errors import EngineError, ScheduleError
+from ficco.core.machine import Machine
+from ficco.engine.compute import named
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
-from ficco.operators import OPERATORS
-from ficco.problem import Output, Problem, chunk_sizes
-from ficco.runtime.local import LocalRuntime
-from ficco.schedule import Schedule
+from ficco.operators import OPERATORS, oracle
+from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.plan.schedule import Schedule
+from ficco.runtime.node_runtime import NodeRuntime
 
 NAMED = Schedule.names()
 HOST = Machine.named("host")
@@ -142,7 +141,7 @@ def test_skewed_and_empty_splits_and_rows(op: str) -> None:
 @pytest.mark.parametrize("op", OPERATORS)
 def test_on_one_thread_in_submission_order_nothing_hangs(op: str) -> None:
     """As where all lanes share a hardware queue."""
-    runtime = LocalRuntime(3, HOST, named("numpy"), timeout_s=5, in_order=True)
+    runtime = NodeRuntime(3, HOST, named("numpy"), timeout_s=5, in_order=True)
     try:
         problem = Problem.chunked(op, 3, 17, 5, 7)
         given = oracle.inputs(problem, 1)
@@ -176,11 +175,11 @@ def test_a_plan_that_needs_concurrent_lanes_is_refused_in_order_by_name() -> Non
         }
         for entry in plan.ranks
     ]
-    runtime = LocalRuntime(2, HOST, named("numpy"), timeout_s=5, in_order=True)
+    runtime = NodeRuntime(2, HOST, named("numpy"), timeout_s=5, in_order=True)
     with pytest.raises(EngineError, match="'g' of rank 0 needs concurrent lanes"):
         runtime.execute_plan(plan, arrays)
     runtime.close()
-    runtime = LocalRuntime(2, HOST, named("numpy"), timeout_s=5)
+    runtime = NodeRuntime(2, HOST, named("numpy"), timeout_s=5)
     runtime.execute_plan(plan, arrays)
     exact = oracle.results(plan.problem, arrays)
     for rank in range(2):

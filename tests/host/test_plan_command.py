@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from calling import call
 
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 
 SMALL = ["--m", "67", "--n", "29", "--k", "31"]
 

@@ -13,7 +13,8 @@ from arrays import assert_right, inputs
 from calling import call
 
 import ficco
-from ficco import oracle
+from ficco.core import data
+from ficco.operators import oracle
 
 BY_HAND = Path(__file__).resolve().parents[1] / "plan" / "by_hand.json"
 PROBLEM = ficco.Problem.chunked("all_gather_matmul", 2, 9, 6, 5)
@@ -59,6 +60,27 @@ class TestFunctions:
         machine = {"machine": asked[2]} if len(asked) > 2 else {}
         with pytest.raises(error, match=words):
             ficco.lower(*asked[:2], **machine)
+
+    @pytest.mark.parametrize("op", ficco.operators.names())
+    def test_errors_suggest_schedules_of_the_operator_that_work(self, op: str) -> None:
+        problem = ficco.Problem.chunked(op, 3, 24, 12, 12)
+        refused = 0
+        for name in data.names("named"):
+            if name in ficco.Schedule.names(op):
+                continue
+            try:
+                ficco.lower(problem, name)
+            except ficco.ScheduleError as error:
+                names = str(error).rpartition(f". {op} has the schedules ")[2].split(", ")
+                assert "serial" in names and name not in names, error
+                assert all(ficco.verify(ficco.lower(problem, each)) for each in names)
+                assert "as in" not in str(error) or any(f"as in {n}." in str(error) for n in names)
+                refused += 1
+        assert refused >= 1 or op == "matmul_all_reduce"  # it has a kernel for each of them
+        with pytest.raises(ficco.ScheduleError, match="unknown schedule 'pool_sn'") as raised:
+            ficco.lower(problem, "pool_sn")
+        assert ("pool_sm" in str(raised.value)) == (op == "embedding_all_to_all")
+        assert f"Those of {op}: serial, shard_p2p" in str(raised.value)
 
     def test_a_verification_can_be_printed_and_tested(self) -> None:
         plan = ficco.lower(PROBLEM, "hetero_fused_1d")

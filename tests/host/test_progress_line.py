@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ficco import logs
 from ficco.cli import progress_line
 from ficco.cli.main import main
 from ficco.cli.progress_line import Working
+from ficco.core import logs
 
 CLEAR = "\r\x1b[K"
 SMALL = ["--m", "64", "--n", "32", "--k", "32", "--ranks", "2"]

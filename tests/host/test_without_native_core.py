@@ -20,7 +20,7 @@ def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 def test_a_call_says_what_is_missing_and_what_to_do() -> None:
     done = python("import ficco; ficco.Node(1)")
     last = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("ficco.errors.EngineError: ")
+    assert done.returncode == 1 and last.startswith("ficco.core.errors.EngineError: ")
     assert "a folder of sources without the native core" in last
     assert "change to another folder" in last and "`pip install -e .`" in last
 
@@ -50,4 +50,4 @@ def test_a_core_that_cannot_be_loaded_is_another_error() -> None:
         "from ficco import _native"
     )
     last = done.stderr.splitlines()[-1]
-    assert "cannot be loaded (wrong ELF class); install ficco again" in last
+    assert "cannot be loaded (wrong ELF class); if it was built for another system, install" in last

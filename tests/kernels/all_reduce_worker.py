@@ -19,31 +19,27 @@ import numpy as np
 import torch
 import triton
 from compiling import compiled, on_gpu
+from enqueuing import call, warm
 from forked_ranks import forked
 from interpreting import run_named
 from triton.compiler.errors import CompilationError
 
-from ficco.errors import InputError, PlanError
-from ficco.kernels import one_kernel_all_reduce
-from ficco.kernels.one_kernel_all_reduce import (
-    Control,
-    OneKernelTile,
-    Operands,
-    Places,
-    all_reduce,
-    prepare,
-    warm,
-)
+from ficco.cli.packing.building import TRITON
+from ficco.core.errors import InputError, PlanError
+from ficco.core.machine import Machine
+from ficco.kernels import one_kernel
+from ficco.kernels.arrays import library_of
+from ficco.kernels.one_kernel import Control
+from ficco.kernels.one_kernel_all_reduce import RECORD, OneKernelTile, prepare
+from ficco.kernels.records import Operands, Places
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
-from ficco.packing.building import TRITON
-from ficco.passes.one_kernel_all_reduce import table_of
+from ficco.operators.problem import MAX_WORLD, Problem
 from ficco.plan import Signal, digest_of, signal_place, window_places
-from ficco.problem import MAX_WORLD, Problem
-from ficco.schedule import Schedule
-from ficco.tables import VACANT
+from ficco.plan.schedule import Schedule
+from ficco.plan.tables import VACANT
+from ficco.program.passes.one_kernel_tables import table_of
 
-CPU = torch.device("cpu")
+CPU = library_of(torch.device("cpu"))
 AGES = 10**15  # ns
 WORDS_BYTES = 4 * MAX_WORLD
 COUNTS = 2 * WORDS_BYTES  # behind the words of both copies
@@ -54,8 +50,8 @@ RELEASE, ACQUIRE = r"st\.release\.sys", r"ld\.acquire\.sys"
 # The barrier has a use of the number, so all threads have read it before the program draws.
 THEN = r"\s+(?:\.loc[^\n]*\s+)*"  # Triton 3.8 writes line numbers within inline assembly
 DRAWN = (
-    rf"setp\.eq\.u32 first, (%r\d+), 0;{THEN}barrier\.red\.or\.pred first, 0, first;"
-    r"[^@]+@first atom\.relaxed\.gpu\.global\.add"
+    rf"setp\.eq\.u32 started, (%r\d+), 0;{THEN}barrier\.red\.or\.pred started, 0, started;"
+    r"[^@]+@mine atom\.relaxed\.gpu\.global\.add"
 )
 SAW = rf"setp\.ne\.u32 other, %r\d+, %r\d+;{THEN}barrier\.red\.or\.pred other, 0, other;"
 ENTERED = signal_place(Signal(0, "entered", 0))
@@ -129,7 +125,8 @@ class Case:
             w = torch.randn(n, depth).to(kind)
             want += x.double() @ w.double().t()
             y = torch.full((m, n + pad), torch.nan, dtype=kind)[:, :n]
-            found.append(Operands(x, w.t() if seed % 2 else w.t().contiguous(), bias, y))
+            w = w.t() if seed % 2 else w.t().contiguous()
+            found.append({"x": x, "w": w, "bias0": bias, "y0": y})
         return found, want
 
 
@@ -168,13 +165,13 @@ def products() -> None:
                     prepared = prepared._replace(programs=1 + (turn + seed) % 4)
                     operands, want = case.draw(seed, turn % 3)
                     if made:
-                        x, w, _, y = operands[rank]
+                        x, w, y = (operands[rank][name] for name in ("x", "w", "y0"))
                         y.copy_(x.float() @ w.float())
                         x.fill_(torch.nan)
                     told = control(case.digest)
-                    all_reduce(prepared, operands[rank], told)
+                    call(prepared, operands[rank], told)
                     number += 1
-                    y = operands[rank].y
+                    y = operands[rank]["y0"]
                     eps, scale = torch.finfo(case.kind).eps, float(want.abs().max()) + 4
                     error = float((y.double() - want).abs().max())
                     about = f"rank {rank} of {world}: {given}, call {seed}: {error:.2e}"
@@ -211,9 +208,9 @@ def odd_values() -> None:
                 y = torch.full((2, row.numel()), 7.0, dtype=row.dtype)
                 # Rank 1 adds 0 times something finite.
                 w = row[None] if rank == 0 else torch.ones(1, row.numel())
-                given = Operands(x.to(row.dtype), w.to(row.dtype), None, y)
+                given = {"x": x.to(row.dtype), "w": w.to(row.dtype), "y0": y}
                 told = control(case.digest)
-                all_reduce(prepare(case.table, boxes.places(rank), CPU), given, told)
+                call(prepare(case.table, boxes.places(rank), CPU), given, told)
                 want = torch.stack([row.float(), row.float() * 2]).to(row.dtype)
                 tiny = torch.finfo(row.dtype).tiny
                 near = torch.isclose(y, want, rtol=0, atol=tiny, equal_nan=True)
@@ -234,10 +231,10 @@ def giving_up() -> None:
         stopper = threading.Timer(0.3, lambda told=told: told.stop.fill_(1))
         stopper.start()
         begin = time.monotonic()
-        all_reduce(prepared, mine, told)
+        call(prepared, mine, told)
         assert 0.2 < time.monotonic() - begin < 60
         stopper.join()
-        assert bool(mine.y.isnan().all()), "something looks like a result"
+        assert bool(mine["y0"].isnan().all()), "something looks like a result"
         late = told.status.item() - 1
         # Of products. A peer that has not entered is told of first.
         missed = {signal_place(Signal(0, "data", 1, word)) for word in range(2)}
@@ -247,9 +244,9 @@ def giving_up() -> None:
         before = bytes(boxes.memory[1])
         boxes.words(0, 1)[1] = np.uint32((case.digest | 1) + 2 & 0xFFFFFFFF).astype(np.int32)
         for _ in range(2):  # the peer enters the first of them
-            mine.y.zero_()
-            all_reduce(prepared, mine, told)
-            assert bytes(boxes.memory[1]) == before and bool(mine.y.isnan().all())
+            mine["y0"].zero_()
+            call(prepared, mine, told)
+            assert bytes(boxes.memory[1]) == before and bool(mine["y0"].isnan().all())
         assert boxes.places(0).counts.tolist() == [3, 0, 1]
 
     # A peer that runs another call has sent something, too, in the same places.
@@ -259,8 +256,8 @@ def giving_up() -> None:
         boxes.boxes(0)[:] = 0
         told, (mine, _) = control(case.digest), case.draw(1, 0)[0]
         told.stop.fill_(1)
-        all_reduce(prepare(case.table, boxes.places(0), CPU), mine, told)
-        assert bool(mine.y.isnan().all()), "what another call has sent looks like a result"
+        call(prepare(case.table, boxes.places(0), CPU), mine, told)
+        assert bool(mine["y0"].isnan().all()), "what another call has sent looks like a result"
         sums = np.frombuffer(boxes.memory[1], np.float32, COPY // 4, DATA)[case.table.kept // 4 :]
         assert name == "one_shot_sm" or np.isnan(sums[:33]).all(), "sums of it are passed on"
         assert told.status.item() - 1 == ENTERED + 1
@@ -281,15 +278,15 @@ def refusals() -> None:
     mine, told = case.draw(1, 0)[0][0], control(5)
     boxes.places(0).counts.fill_(7)  # of a call under way
     before = [bytes(memory) for memory in boxes.memory]
-    warm(prepared, mine, told)
+    warm(RECORD, prepared, mine, told)
     assert [bytes(memory) for memory in boxes.memory] == before, "warming touches a call under way"
-    assert bool(mine.y.isnan().all()) and not told.status.item(), "warming computes something"
-    wrong = {"x": mine.x[:2], "w": mine.w[:2], "bias": None, "y": mine.y.half()}
+    assert bool(mine["y0"].isnan().all()) and not told.status.item(), "warming computes something"
+    wrong = {"x": mine["x"][:2], "w": mine["w"][:2], "bias0": None, "y0": mine["y0"].half()}
     for name, value in wrong.items():
-        given = mine._replace(**{name: value})
-        refused(InputError, name, lambda given=given: all_reduce(prepared, given, told))
-    turned = mine._replace(x=mine.x.t().contiguous().t())
-    refused(InputError, "must be adjacent", lambda: all_reduce(prepared, turned, told))
+        given = mine | {name: value}
+        refused(InputError, name.removesuffix("0"), lambda given=given: call(prepared, given, told))
+    turned = mine | {"x": mine["x"].t().contiguous().t()}
+    refused(InputError, "must be adjacent", lambda: call(prepared, turned, told))
 
     mesh = Machine.named("mesh4")
     for world, name in ((1, "one_shot_sm"), (4, "serial"), (4, "gated_1d"), (4, "hetero_fused_1d")):
@@ -328,9 +325,9 @@ def text_of(name: str, world: int, m: int, n: int, dtype: str, **fields: Any) ->
     prepared = prepare(case.table, nowhere, CPU)
     empty = [torch.empty(shape, dtype=case.kind) for shape in ((m, 512), (n, 512))]
     y = torch.empty(m, n, dtype=case.kind)
-    operands = Operands(empty[0], empty[1].t(), None, y)
+    operands = {"x": empty[0], "w": empty[1].t(), "y0": y}
     assert not prepared.chained, "the interpreter's launches follow one another"
-    launch = one_kernel_all_reduce.launch_of(prepared._replace(chained=True), operands, control(5))
+    launch = one_kernel.launch(prepared._replace(chained=True), operands, control(5))
     assert launch.chained and launch.arguments["CHAINED"]
     return on_gpu(launch, **fields).arguments, compiled(launch, **fields)
 

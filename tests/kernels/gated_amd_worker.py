@@ -31,10 +31,10 @@ from gated_worker import (
 from interpreting import run_named
 
 from ficco.kernels import gated_amd, gated_gemm_amd_kernel, loading
-from ficco.kernels.gated import GatedPart, Matrices
+from ficco.kernels.gated import Matrices
 from ficco.kernels.variants import Launch
-from ficco.tables import Arrived
-from ficco.tiling import Tile
+from ficco.plan.tables import Arrived, GatedPart
+from ficco.program.tiling import Tile
 
 TICKS_A_SECOND = 10**8
 LONG_NS = 3600 * 10**9

@@ -16,16 +16,17 @@ from typing import Any
 
 import compiling
 import torch
+from enqueuing import gated_matmul, warm_gated
 from interpreting import run_named
 from triton.runtime import interpreter
 
-from ficco.errors import InputError
+from ficco.core.errors import InputError
 from ficco.kernels import gated
-from ficco.kernels.gated import Gate, GatedPart, Matrices, gated_matmul, prepare, warm
+from ficco.kernels.gated import Gate, Matrices, prepare
 from ficco.kernels.variants import Variant, variant_of
 from ficco.kernels.window_release import release_table
-from ficco.tables import WindowRelease
-from ficco.tiling import TILES, Tile
+from ficco.plan.tables import GatedPart, WindowRelease
+from ficco.program.tiling import TILES, Tile
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU = torch.device("cpu")
@@ -217,7 +218,7 @@ def warming() -> None:
 
     case = Case(PARTS, 48, 40, torch.float16)
     for _ in range(2):
-        warm(*case.arguments())
+        warm_gated(*case.arguments())
     assert case.whole.isnan().all() and not case.status.item(), "a tile was computed"
     sixteen = {48: Case(PARTS, 48, 48, torch.float16), 64: Case(PARTS, 64, 64, torch.float16)}
     even = variant(*sixteen[48].arguments())
@@ -238,7 +239,7 @@ def warming() -> None:
     assert even != variant(*Case(PARTS, 48, 48, torch.bfloat16).arguments())
     empty = prepare([GatedPart("own", 0, 0, 0)], 5, 5, torch.float32, CPU)
     _, matrices, gate = case.arguments()
-    warm(empty, matrices, gate)
+    warm_gated(empty, matrices, gate)
     gated_matmul(empty, matrices, gate)
     assert case.whole.isnan().all(), "no tiles, but a launch"
 
@@ -281,7 +282,7 @@ def refusals() -> None:
         ("c", matrices.c[:, :49], "c is"),
     ):
         changed = matrices._replace(**{name: wrong})
-        for call in (gated_matmul, warm):
+        for call in (gated_matmul, warm_gated):
             refused(lambda c=changed, call=call: call(table, c, gate), words_of_it)
 
 
@@ -306,7 +307,7 @@ def release() -> None:
     )
     assert case.table.programs > 1 and case.table.release is not None
     case.arrive(parts[1])
-    warm(case.table, *case.arguments()[1:])
+    warm_gated(case.table, *case.arguments()[1:])
     assert all((home == 7).all() for copy in homes for home in copy), "what warms leaves nothing"
     for turn, (copy, reverse) in enumerate(((0, False), (1, True), (1, False), (0, True))):
         for home in (home for each in homes for home in each):

@@ -18,20 +18,21 @@ import torch
 from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, places, refused
 from changed_plans import changed_plans
 from compiling import compiled
+from enqueuing import call, warm
 from forked_ranks import forked
 from interpreting import run_named
 
-from ficco.errors import InputError, PlanError
-from ficco.kernels import one_kernel_gather as direct
-from ficco.kernels.one_kernel import Places
+from ficco.core.errors import InputError, PlanError
+from ficco.core.machine import Machine
+from ficco.kernels import one_kernel
 from ficco.kernels.one_kernel_all_reduce import OneKernelTile
-from ficco.kernels.one_kernel_gather import Matrices, Operands, gather, prepare, warm
+from ficco.kernels.one_kernel_gather import RECORD, choose, prepare
+from ficco.kernels.records import Operands, Places
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
-from ficco.passes.one_kernel_gather import table_of
+from ficco.operators.problem import Output, Problem
 from ficco.plan import SIGNALS_PER_COPY, Signal, digest_of, signal_place, window_places
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
+from ficco.program.passes.one_kernel_tables import table_of
 
 WORDS_BYTES = 4 * SIGNALS_PER_COPY
 DATA = -(-2 * WORDS_BYTES // 256) * 256  # of both copies, behind the words of both
@@ -90,12 +91,13 @@ class Case:
         xs = [torch.randn(rows, p.k).to(kind) for rows in p.rows]
         x = torch.full((p.rows[self.rank], p.k + pad), torch.nan).to(kind)[:, : p.k]
         x.copy_(xs[self.rank])
-        whole, weights, found, want = torch.cat(xs).double(), {}, [], []
-        kept = None
+        whole, weights, want = torch.cat(xs).double(), {}, []
+        found, names = {"x": x}, iter(self.table.outputs)
         for i, output in enumerate(p.outputs):
             n = output.columns[self.rank]
             if output.axis == "gathered":
                 kept = torch.full((p.m, p.k + pad), torch.nan, dtype=kind)[:, : p.k]
+                found[self.table.kept] = kept
                 continue
             w = torch.randn(n, p.k).to(kind)
             w = weights.setdefault(output.operand, w.t() if (seed + i) % 2 else w.t().contiguous())
@@ -103,9 +105,10 @@ class Case:
             if not n:
                 continue
             y = torch.full((p.m, n + pad), torch.nan, dtype=kind)[:, :n]
-            found.append(Matrices(w, bias, y))
+            of = next(names)
+            found |= {of.w: w, of.y: y} | ({} if bias is None else {of.bias: bias})
             want.append(whole @ w.double() + (0 if bias is None else bias.double()))
-        return Operands(x, found, kept), [*want, whole]
+        return found, [*want, whole]
 
 
 def cases(world: int) -> Iterator[dict[str, Any]]:
@@ -139,20 +142,21 @@ def products() -> None:
                 made = prepare(case.table, windows.places, CPU, (tile, 1 + turn) if turn else None)
                 # One after another, as where other kernels leave one multiprocessor.
                 programs = 1 + (turn + world) % 4
-                made = made._replace(programs=programs, storing=min(programs, 2))
+                fixed = made.fixed | {"storing": min(programs, 2)}
+                made = made._replace(programs=programs, fixed=fixed)
                 for seed in range(4 - world):
                     operands, want = case.draw(seed, turn % 3)
                     told = control(case.digest)
-                    gather(made, operands, told, number % 2)
+                    call(made, operands, told, number % 2)
                     number += 1
                     about = f"rank {rank} of {world}: {given}, call {seed}"
-                    for each, exact in zip(operands.outputs, want[:-1], strict=True):
+                    for names, exact in zip(case.table.outputs, want[:-1], strict=True):
                         eps, scale = torch.finfo(case.kind).eps, float(exact.abs().max()) + 4
-                        error = float((each.y.double() - exact).abs().max())
+                        error = float((operands[names.y].double() - exact).abs().max())
                         assert error <= 2 * eps * scale, f"{about}: {error:.2e}"
-                    kept = operands.kept
+                    kept = operands.get(case.table.kept)
                     assert kept is None or torch.equal(kept.double(), want[-1]), about
-                    assert not told.status.item() and not made.gates.any(), about
+                    assert not told.status.item() and not made.fixed["gates"].any(), about
 
         windows.run(calls)
 
@@ -171,13 +175,13 @@ def giving_up() -> None:
         stopper = threading.Timer(0.3, lambda told=told: told.stop.fill_(1))
         stopper.start()
         begin = time.monotonic()
-        gather(made, mine, told, 0)
+        call(made, mine, told, 0)
         assert 0.2 < time.monotonic() - begin < 60
         stopper.join()
-        for y in (mine.outputs[0].y, mine.kept):
+        for y in (mine["y0"], mine["y1"]):
             assert bool(y.isnan().all()), "something looks like a result"
         assert told.status.item() - 1 in missed, told.status.item() - 1
-        assert not made.gates.any(), "a later launch would not wait"
+        assert not made.fixed["gates"].any(), "a later launch would not wait"
         assert not windows.words(0, 0)[FREE + 1], "the peer's free was there, and is cleared"
         assert bool(windows.words(1, 0)[FREE]), "what peers have of this rank is as it was"
 
@@ -187,8 +191,8 @@ def giving_up() -> None:
     told, (mine, _) = control(case.digest), case.draw(1, 0)
     told.stop.fill_(1)
     before = bytes(windows.memory[1])
-    gather(prepare(case.table, windows.places, CPU), mine, told, 0)
-    assert bytes(windows.memory[1]) == before and bool(mine.outputs[0].y.isnan().all())
+    call(prepare(case.table, windows.places, CPU), mine, told, 0)
+    assert bytes(windows.memory[1]) == before and bool(mine["y0"].isnan().all())
     assert told.status.item()
 
 
@@ -197,23 +201,24 @@ def refusals() -> None:
     outputs = (Output((33, 33), bias=True), kept, Output((5, 0), "w1"))
     case, windows = Case(0, (2, 3), 40, outputs, 2), Windows(2)
     made, (mine, _), told = prepare(case.table, windows.places, CPU), case.draw(1, 0), control(5)
-    made.gates.fill_(7)  # of a call under way
-    warm(made, mine, told)
-    assert bool((made.gates == 7).all()), "warming touches a call under way"
-    made.gates.zero_()
-    first = mine.outputs[0]
-    assert bool(first.y.isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
-    assert not made.gates.any() and not told.status.item()
-    refused(InputError, "x is", lambda: gather(made, mine._replace(x=mine.x[:1]), told, 0))
-    refused(InputError, "kept is None", lambda: gather(made, mine._replace(kept=None), told, 0))
-    refused(InputError, "y1 is", lambda: gather(made, mine._replace(kept=mine.x), told, 0))
-    refused(InputError, "1 outputs", lambda: gather(made, mine._replace(outputs=[first]), told, 0))
-    wrong = {"w": first.w[:2], "bias": None, "y": first.y.half()}
+    made.fixed["gates"].fill_(7)  # of a call under way
+    warm(RECORD, made, mine, told)
+    assert bool((made.fixed["gates"] == 7).all()), "warming touches a call under way"
+    made.fixed["gates"].zero_()
+    assert bool(mine["y0"].isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
+    assert not made.fixed["gates"].any() and not told.status.item()
+    wrong = {
+        "x": mine["x"][:1], "y1": mine["x"], "w": mine["w"][:2], "bias0": None,
+        "y0": mine["y0"].half(),
+    }  # fmt: skip
     for name, value in wrong.items():
-        given = mine._replace(outputs=[first._replace(**{name: value}), mine.outputs[1]])
-        refused(InputError, name, lambda given=given: gather(made, given, told, 0))
-    turned = mine._replace(x=mine.x.t().contiguous().t())
-    refused(InputError, "must be adjacent", lambda: gather(made, turned, told, 0))
+        given = mine | {name: value}
+        text = f"{name} holds" if name == "y0" else f"{name} is"
+        refused(InputError, text, lambda given=given: call(made, given, told, 0))
+    refused(InputError, "kept is None", lambda: call(made, mine | {"y1": None}, told, 0))
+    refused(InputError, "y0 is None", lambda: call(made, mine | {"y0": None}, told, 0))
+    turned = mine | {"x": mine["x"].t().contiguous().t()}
+    refused(InputError, "must be adjacent", lambda: call(made, turned, told, 0))
 
     mesh = Machine.named("mesh4")
     for world, name in ((1, "gather_sm"), (4, "serial"), (4, "gated_1d"), (4, "hetero_fused_1d")):
@@ -247,18 +252,19 @@ def assembly() -> None:
         outputs = tuple(Output((n,) * world, f"w{i}") for i, n in enumerate(columns))
         outputs += (Output((k,) * world, "", "gathered"),) * split
         case = Case(1, rows, k, outputs, 16, "bfloat16")
-        how = direct.choose(m, columns, k, 2, 131)
+        how = choose(m, columns, k, 2, 131)
         made = prepare(case.table, Places(*[[[0] * world] * 2] * 2), CPU, how)
-        assert (made.splits > 1) == split, f"{m}: {how}"
+        assert made.fixed["SPLIT"] == split, f"{m}: {how}"
         kind = case.kind
-        found = [
-            Matrices(torch.empty(n, k, dtype=kind).t(), None, torch.empty(m, n, dtype=kind))
-            for n in columns
-        ]
-        kept = torch.empty(m, k, dtype=kind) if split else None
-        operands = Operands(torch.empty(rows[1], k, dtype=kind), found, kept)
-        launch = direct.launch_of(made, operands, control(5), 0)
+        operands = {"x": torch.empty(rows[1], k, dtype=kind)}
+        for names in case.table.outputs:
+            operands[names.w] = torch.empty(names.n, k, dtype=kind).t()
+            operands[names.y] = torch.empty(m, names.n, dtype=kind)
+        if split:
+            operands[case.table.kept] = torch.empty(m, k, dtype=kind)
+        launch = one_kernel.launch(made, operands, control(5), 0)
         assert launch.arguments["EDGE"] == 8
+        assert launch.divisors == {"x": 16, "x_stride": 8}, "later calls are not checked"
         text = compiled(launch)
         _check_text(text, m)
 

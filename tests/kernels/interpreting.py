@@ -15,7 +15,7 @@ import triton
 from triton.language import core
 from triton.runtime import interpreter
 
-from ficco.private.triton_interpreter import let_comparisons_mask, let_loops_count
+from ficco.core.private.triton_interpreter import let_comparisons_mask, let_loops_count
 
 HAS_SCOPE = hasattr(interpreter, "_LangPatchScope")
 

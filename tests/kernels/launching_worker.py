@@ -13,23 +13,22 @@ from compiling import on_gpu
 from triton.backends.nvidia import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ficco.compute import OneKernelOperands, OneKernelOutput, PoolOperands
-from ficco.compute.own_kernels import one_kernel_places, pool_places
-from ficco.errors import EngineError, FiccoError, InputError
+from ficco.core.errors import EngineError, FiccoError, InputError
+from ficco.core.private import triton_core
 from ficco.kernels import (
     gated,
     loading,
+    one_kernel,
     one_kernel_all_reduce,
     one_kernel_gather,
     one_kernel_pool,
     summing,
 )
-from ficco.kernels.arrays import Bulk
+from ficco.kernels.arrays import Bulk, library_of
 from ficco.kernels.compiling import compile_variant, why_unknown
-from ficco.kernels.gated import Gate, GatedPart, Matrices, prepare
+from ficco.kernels.gated import Gate, Matrices, prepare
 from ficco.kernels.native_launch import (
     Code,
-    Copy,
     Pitch,
     Place,
     Signal,
@@ -37,17 +36,15 @@ from ficco.kernels.native_launch import (
     described,
     parameter_rows,
 )
-from ficco.kernels.one_kernel import Control, Places
-from ficco.kernels.table_operands import TableOperands, divisors_of
-from ficco.kernels.variants import Launch, Passed, passed, variant_of
+from ficco.kernels.one_kernel import Control
+from ficco.kernels.records import Places, places_of
+from ficco.kernels.variants import Launch, Passed, flattened, passed, variant_of
 from ficco.lowering import lower_rank
-from ficco.passes.one_kernel_all_reduce import table_of as reduce_table
-from ficco.passes.one_kernel_gather import table_of as gather_table
-from ficco.passes.one_kernel_pool import table_of as pool_table
-from ficco.private import triton_core
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
-from ficco.tiling import Tile
+from ficco.operators.problem import Output, Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.tables import GatedPart
+from ficco.program.passes.one_kernel_tables import table_of
+from ficco.program.tiling import Tile
 
 Case = tuple[Launch, dict[str, Place]]
 # Triton 3.8 has one launcher for all kernels, which takes a kernel's arguments as one.
@@ -122,33 +119,20 @@ def one_kernel_case(gathers: bool, dtype: torch.dtype, bias: bool, pad: int) -> 
         slots.append(matrix.t() if turned else matrix)
         return slots[-1], Slot(len(slots) - 1)
 
-    x, at_x = made(4 if gathers else 7, k)
-    found, places = [], []
-    for turned in (False, True)[: 1 + gathers]:
-        w, y = made(k, n, turned), made(7, n)
-        b = made(1, n) if bias and gathers and not turned else (None, None)
-        found.append(OneKernelOutput(w[0], b[0], y[0]))
-        places.append(OneKernelOutput(w[1], b[1], y[1]))
-    kept_x = made(7, k) if bias and gathers else (None, None)
-    operands, at = (
-        OneKernelOperands(x, found, kept_x[0]),
-        OneKernelOperands(at_x, places, kept_x[1]),
-    )
+    table: Any = table_of(plan)
+    given = {"x": made(4 if gathers else 7, k)}
+    for names, turned in zip(table.outputs, (False, True), strict=False):
+        given |= {names.w: made(k, n, turned), names.y: made(7, n)}
+        if names.bias:
+            given[names.bias] = made(1, n)
+    if gathers and table.kept:
+        given[table.kept] = made(7, k)
+    operands, places = ({name: each[i] for name, each in given.items()} for i in range(2))
     windows = Places(*[[[0] * 2] * 2] * 2, torch.zeros(3, dtype=torch.int32))
-    told = Control(5, words(4), words(4), 10**9)
-    launch: Any
-    if gathers:
-        given = one_kernel_gather.Operands(
-            x, [one_kernel_gather.Matrices(*o) for o in found], kept_x[0]
-        )
-        gather = one_kernel_gather.prepare(gather_table(plan), windows, torch.device("cpu"))
-        launch = one_kernel_gather.launch_of(gather, given, told)
-    else:
-        reduce = one_kernel_all_reduce.prepare(reduce_table(plan), windows, torch.device("cpu"))
-        launch = one_kernel_all_reduce.launch_of(
-            reduce, one_kernel_all_reduce.Operands(x, *found[0]), told
-        )
-    return on_gpu(launch), one_kernel_places(operands, at, gathers)
+    kernel: Any = one_kernel_gather if gathers else one_kernel_all_reduce
+    prepared = kernel.prepare(table, windows, library_of(torch.device("cpu")))
+    launch = one_kernel.launch(prepared, operands, Control(5, words(4), words(4), 10**9))
+    return on_gpu(launch), places_of(launch, operands, places)
 
 
 def cases() -> Iterator[Case]:
@@ -174,8 +158,9 @@ def tensors(case: Case) -> dict[int, tuple[int, int]]:
     """Return address and pitch of every slot, and of words at -1, as the arguments have them."""
     launch, places = case
     found: dict[int, tuple[int, int]] = {}
+    arguments = flattened(launch.arguments)
     for name, place in places.items():
-        given = launch.arguments[name]
+        given = arguments[name]
         base = given.base if isinstance(given, Bulk) else given
         if isinstance(place, Signal):
             found[-1] = base.data_ptr(), 4
@@ -234,7 +219,7 @@ def of_triton(kernel: Any, arguments: Mapping[str, Any]) -> list[Any]:
     def tensor(value: Any) -> Any:
         if not isinstance(value, Bulk):
             return value
-        base, block = value
+        base, block, _ = value
         return TensorDescriptor(base, base.shape, base.stride(), list(block))
 
     passed = [tensor(arguments[name]) for name in signature]
@@ -242,11 +227,15 @@ def of_triton(kernel: Any, arguments: Mapping[str, Any]) -> list[Any]:
         (given,) = launcher(*range(BASE_ARGUMENTS), tuple(passed))
     else:
         given = launcher(*range(BASE_ARGUMENTS), *passed)
-    kinds = []
+    kinds: list[Any] = []
     for kind in signature.values():
-        kinds += ["map", "i32", "i32", "i64", "i64"] if kind.startswith("tensordesc") else [kind]
-    found: list[Any] = []
+        bulk = isinstance(kind, str) and kind.startswith("tensordesc")
+        kinds += ["map", "i32", "i32", "i64", "i64"] if bulk else [kind]
+    pairs: list[tuple[str, Any]] = []
     for kind, value in zip(kinds, given, strict=True):
+        pairs += zip(kind, value, strict=True) if type(kind) is tuple else [(kind, value)]
+    found: list[Any] = []
+    for kind, value in pairs:
         if kind == "constexpr":
             continue
         if kind == "map":
@@ -319,23 +308,27 @@ def pooled() -> None:
             "embedding_all_to_all", 2, (4, 4), 1, (Output((dim,) * 2),), "bfloat16",
             tables=((9,) * count, (9,)), lookups=((20, 20, 0), (20,)), modes=(modes, ("sum",)),
         )  # fmt: skip
-        table = pool_table(lower_rank(problem, Schedule.named("pool_sm"), 0))
+        table = table_of(lower_rank(problem, Schedule.named("pool_sm"), 0))
         nowhere = [[0, 0], [0, 0]]
-        made = one_kernel_pool.prepare(table, Places(nowhere, nowhere), torch.device("cpu"))
+        arrays = library_of(torch.device("cpu"))
+        made = one_kernel_pool.prepare(table, Places(nowhere, nowhere), arrays)
         tables = [torch.zeros(9, dim + pad, dtype=torch.bfloat16)[:, :dim] for _ in range(count)]
         indices = [torch.zeros(1, n, dtype=torch.int64) for n in (20, 20, 0)]
         offsets = [torch.zeros(1, 8, dtype=torch.int64) for _ in range(count)]
         y = torch.zeros(4, 4 * dim + pad, dtype=torch.bfloat16)[:, : 4 * dim]
         weights = [torch.zeros(1, 20) if mode == "weighted" else None for mode in modes]
-        operands = TableOperands(tables, indices, offsets, y, weights)
-        launch = one_kernel_pool.launch_of(made, operands, Control(5, words(1), words(1), 1))
-        slots = [Slot(i) for i in range(11)]
-        factors = [slots[10] if mode == "weighted" else None for mode in modes]
-        at = PoolOperands(slots[:3], slots[3:6], slots[6:9], slots[9], factors)
-        places = pool_places(launch, operands, at, "y") | {"copy": Copy()}
+        slots = {"y0": Slot(9)}
+        operands: dict[str, Any] = {"y0": y}
+        for i in range(count):
+            names = [f"{name}{i}" for name in ("table", "indices", "offsets", "weights")]
+            given = (tables[i], indices[i], offsets[i], weights[i])
+            operands |= dict(zip(names, given, strict=True))
+            at = (Slot(i), Slot(3 + i), Slot(6 + i), Slot(10))
+            slots |= dict(zip(names, at, strict=True))
+        launch = one_kernel.launch(made, operands, Control(5, words(1), words(1), 1))
+        places = places_of(launch, operands, slots)
         code, kernel = code_of(launch)
-        divisors = divisors_of(launch, "y")
-        rows = parameter_rows(code, launch.arguments, places, divisors)
+        rows = parameter_rows(code, launch.arguments, places, launch.divisors)
         sizes = [row[1] for row in rows if row[1]]
         assert declared_by_ptx(kernel) == [(size, size) for size in sizes]
         by_name = dict(zip([each.name for each in code.parameters], rows, strict=False))
@@ -437,19 +430,26 @@ def by_triton() -> None:
 
     triton_core.load = compiled
     chosen = (gated_case(torch.bfloat16, 192, 128, 16, True, False), sum_case(1),
-              one_kernel_case(False, torch.float16, False, 0))  # fmt: skip
+              one_kernel_case(False, torch.float16, False, 0),
+              one_kernel_case(True, torch.bfloat16, True, 0))  # fmt: skip
     for launch, _ in chosen:
         loading._by_triton(launch)
         variant, kernel = variant_of(launch), made.pop()
         types = {each.name: each.type for each in passed(variant)}
         own = dict(variant.constants)
         constants = {
-            launch.kernel.parameters[i].name: v for (i,), v in kernel.src.constants.items()
+            ".".join([launch.kernel.parameters[i].name, *map(str, element)]): value
+            for (i, *element), value in kernel.src.constants.items()
         }
         ones = {name: 1 for name in constants if name not in own}
         assert constants == own | ones, launch.kernel.name
-        assert all(launch.arguments[name] == 1 for name in ones)
-        found = {n: kind for n, kind in kernel.src.signature.items() if kind != "constexpr"}
+        given = flattened(launch.arguments)
+        assert all(given[name] == 1 for name in ones)
+        signature = flattened(kernel.src.signature)
+        found = {n: kind for n, kind in signature.items() if kind != "constexpr"}
+        for name, kind in types.items():  # it passes numbers of tuples by what they are
+            if "." in name and kind == "i64":
+                types[name] = found.get(name, kind)
         same = {n: kind.replace(" ", "") for n, kind in types.items() if n not in ones}
         assert {n: kind.replace(" ", "") for n, kind in found.items()} == same, launch.kernel.name
         assert (kernel.metadata.num_warps, kernel.metadata.num_stages) == (

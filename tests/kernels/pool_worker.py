@@ -18,20 +18,20 @@ import torch
 from all_reduce_worker import ACQUIRE, CPU, RELEASE, control, places, refused
 from changed_plans import changed_plans
 from compiling import compiled
+from enqueuing import call, warm
 from gather_worker import COPY, FREE, Windows
 from interpreting import run_named
 
-from ficco.errors import InputError, PlanError, ScheduleError
-from ficco.kernels import one_kernel_pool as pooling
-from ficco.kernels.one_kernel import Places
-from ficco.kernels.one_kernel_pool import pool_and_push, prepare, warm
-from ficco.kernels.table_operands import TableOperands
+from ficco.core.errors import InputError, PlanError, ScheduleError
+from ficco.core.machine import Machine
+from ficco.kernels import one_kernel
+from ficco.kernels.one_kernel_pool import RECORD, prepare
+from ficco.kernels.records import Operands, Places
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
-from ficco.passes.one_kernel_pool import table_of
+from ficco.operators.problem import Output, Problem, offsets
 from ficco.plan import Signal, digest_of, signal_place, window_places
-from ficco.problem import Output, Problem, offsets
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
+from ficco.program.passes.one_kernel_tables import table_of
 
 
 class Case:
@@ -55,14 +55,14 @@ class Case:
         self.table = table_of(self.plan)
         self.rank, self.kind = rank, getattr(torch, dtype)
 
-    def draw(self, seed: int, pad: int, fewer: int = 0) -> tuple[TableOperands, torch.Tensor]:
+    def draw(self, seed: int, pad: int, fewer: int = 0) -> tuple[Operands, torch.Tensor]:
         """Return this rank's operands, and its result in float64.
 
         fewer: lookups that are left out; the plan need not say how many there are.
         """
         torch.manual_seed(seed)
         p, kind, dim = self.problem, self.kind, self.problem.n
-        first, columns, mine = offsets(p.rows)[self.rank], [], TableOperands([], [], [], None, [])
+        first, columns, mine = offsets(p.rows)[self.rank], [], {}
         for rank, heights in enumerate(p.tables):
             for i, height in enumerate(heights):
                 count = max(p.lookups[rank][i] - fewer, 0)
@@ -79,14 +79,12 @@ class Case:
                         for b in range(first, first + p.rows[self.rank])]  # fmt: skip
                 columns.append(torch.stack(bags) if bags else torch.empty(0, dim).double())
                 if rank == self.rank:
-                    mine.tables.append(table)  # type: ignore[attr-defined]
-                    mine.indices.append(index)  # type: ignore[attr-defined]
-                    mine.offsets.append(start.to(index.dtype)[None])  # type: ignore[attr-defined]
-                    weights = factors if mode == "weighted" else None
-                    mine.weights.append(weights)  # type: ignore[attr-defined]
+                    mine |= {f"table{i}": table, f"indices{i}": index}
+                    mine[f"offsets{i}"] = start.to(index.dtype)[None]
+                    mine[f"weights{i}"] = factors if mode == "weighted" else None
         width = dim * sum(map(len, p.tables))
         y = torch.full((p.rows[self.rank], width + pad), torch.nan, dtype=kind)[:, :width]
-        return mine._replace(y=y), torch.cat(columns, 1)
+        return mine | {"y0": y}, torch.cat(columns, 1)
 
 
 def cases(world: int) -> Iterator[dict[str, Any]]:
@@ -123,14 +121,14 @@ def sums() -> None:
                 for seed in range(4 - world):
                     operands, exact = case.draw(seed, turn % 3, fewer=seed * 2)
                     told, copy = control(case.digest), number % 2
-                    pool_and_push(made, operands, told, copy)
+                    call(made, operands, told, copy)
                     number += 1
                     about = f"rank {rank} of {world}: {given}, call {seed}"
-                    error = (operands.y.double() - exact).abs()
+                    error = (operands["y0"].double() - exact).abs()
                     most = torch.finfo(case.kind).eps * exact.abs() + 1e-5
                     assert bool((error <= most).all()), f"{about}: {float(error.max()):.2e}"
-                    assert not told.status.item() and not made.gates.any(), about
-                    assert not made.counts.any(), about
+                    assert not told.status.item() and not made.fixed["gates"].any(), about
+                    assert not made.fixed["counts"].any(), about
 
         windows.run(calls)
 
@@ -150,13 +148,15 @@ def giving_up() -> None:
         stopper = threading.Timer(0.3, lambda told=told: told.stop.fill_(1))
         stopper.start()
         begin = time.monotonic()
-        pool_and_push(made, mine, told, 0)
+        call(made, mine, told, 0)
         assert 0.2 < time.monotonic() - begin < 60
         stopper.join()
         assert told.status.item() - 1 == missed, (raised, told.status.item() - 1)
-        assert bool(mine.y[:, 8:].isnan().all()), "what did not arrive looks like a result"
-        assert float((mine.y[:, :8].double() - exact[:, :8]).abs().max()) < 1e-5
-        assert not made.gates.any() and not made.counts.any(), "a later launch would not wait"
+        assert bool(mine["y0"][:, 8:].isnan().all()), "what did not arrive looks like a result"
+        assert float((mine["y0"][:, :8].double() - exact[:, :8]).abs().max()) < 1e-5
+        assert not made.fixed["gates"].any() and not made.fixed["counts"].any(), (
+            "a later launch would not wait"
+        )
         assert bool(windows.words(1, 0)[data - 256]), "the peer's chunk was there to be sent"
         assert bool(windows.words(1, 0)[FREE]), "the window is not released"
 
@@ -167,50 +167,49 @@ def giving_up() -> None:
     told.stop.fill_(1)
     before = bytes(windows.memory[1])
     made = prepare(case.table, windows.places, CPU)
-    pool_and_push(made, mine, told, 0)
-    assert bytes(windows.memory[1]) == before and bool(mine.y[:, 8:].isnan().all())
-    assert told.status.item() and not made.gates.any() and not made.counts.any()
+    call(made, mine, told, 0)
+    assert bytes(windows.memory[1]) == before and bool(mine["y0"][:, 8:].isnan().all())
+    assert told.status.item() and not made.fixed["gates"].any() and not made.fixed["counts"].any()
 
 
 def refusals() -> None:
     case, windows = Case(0, (2, 3), ((5, 6), (4,)), 8), Windows(2)
     made, (mine, _), told = prepare(case.table, windows.places, CPU), case.draw(1, 0), control(5)
-    made.gates.fill_(7)  # of a call under way
-    warm(made, mine, told)
-    assert bool((made.gates == 7).all()), "warming touches a call under way"
-    made.gates.zero_()
-    assert bool(mine.y.isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
-    assert not told.status.item() and not made.counts.any()
+    made.fixed["gates"].fill_(7)  # of a call under way
+    warm(RECORD, made, mine, told)
+    assert bool((made.fixed["gates"] == 7).all()), "warming touches a call under way"
+    made.fixed["gates"].zero_()
+    assert bool(mine["y0"].isnan().all()) and windows.words(1, 0)[FREE], "warming computes nothing"
+    assert not told.status.item() and not made.fixed["counts"].any()
     for text, given in (
-        ("1 tables, 2 indices", mine._replace(tables=mine.tables[:1])),
-        ("y0 is", mine._replace(y=mine.y[:1])),
-        ("y0 holds", mine._replace(y=mine.y.half())),
-        ("must be adjacent", mine._replace(y=mine.y.t().contiguous().t())),
-        ("table1 is", mine._replace(tables=[mine.tables[0], mine.tables[1][:, :4]])),
-        ("table1 holds", mine._replace(tables=[mine.tables[0], mine.tables[1].half()])),
-        ("offsets1 is", mine._replace(offsets=[mine.offsets[0], mine.offsets[1][:, :4]])),
-        ("indices1 holds", mine._replace(indices=[mine.indices[0], mine.indices[1].int()])),
-        ("2 offsets and 0 weights", mine._replace(weights=[])),
-        ("weights1: table 1 is pooled", mine._replace(weights=[None, mine.indices[1].float()])),
+        ("table1 is None", {"table1": None}),
+        ("y0 is", {"y0": mine["y0"][:1]}),
+        ("y0 holds", {"y0": mine["y0"].half()}),
+        ("must be adjacent", {"y0": mine["y0"].t().contiguous().t()}),
+        ("table1 is", {"table1": mine["table1"][:, :4]}),
+        ("table1 holds", {"table1": mine["table1"].half()}),
+        ("offsets1 is", {"offsets1": mine["offsets1"][:, :4]}),
+        ("indices1 holds", {"indices1": mine["indices1"].int()}),
+        ("weights1: table 1 is pooled", {"weights1": mine["indices1"].float()}),
     ):
-        refused(InputError, text, lambda given=given: pool_and_push(made, given, told, 0))
+        refused(InputError, text, lambda given=given: call(made, mine | given, told, 0))
 
     weighted = Case(0, (2, 3), ((5, 6), (4,)), 8, modes=("weighted",))
     made, (mine, _) = prepare(weighted.table, windows.places, CPU), weighted.draw(1, 0)
     for text, weights in (
-        ("weights1 is", mine.weights[1][:, :3]),
-        ("weights1 holds", mine.weights[1].double()),
+        ("weights1 is", mine["weights1"][:, :3]),
+        ("weights1 holds", mine["weights1"].double()),
         ("weights1: table 1 is pooled", None),
     ):
-        given = mine._replace(weights=[mine.weights[0], weights])
-        refused(InputError, text, lambda given=given: pool_and_push(made, given, told, 0))
+        changed = mine | {"weights1": weights}
+        refused(InputError, text, lambda changed=changed: call(made, changed, told, 0))
 
     many = {"rows": (2, 2), "tables": ((5,) * 33, ()), "dim": 8}
     refused(ScheduleError, "at most 32", lambda: Case(0, **many))
     problem = case.problem
     for name in ("gated_1d", "hetero_fused_1d"):
         plan = lower_rank(problem, Schedule.named(name).resolve(2, Machine.named("h200x2")), 0)
-        refused((PlanError, KeyError), "", lambda plan=plan: table_of(plan))
+        refused(PlanError, "transport='sm'", lambda plan=plan: table_of(plan))
     for rank, modes in product(range(3), ((), ("mean", "weighted"))):
         _every_change_is_refused(Case(rank, (2, 0, 3), ((5,), (), (4, 3)), 8, 3, modes=modes).plan)
 
@@ -229,8 +228,8 @@ def assembly() -> None:
         case = Case(1, (64,) * world, ((100,) * count,) * world, dim, 4, dtype, modes=modes)
         made = prepare(case.table, Places(*[[[0] * world] * 2] * 2), CPU)
         operands, _ = case.draw(1, 0)
-        launch = pooling.launch_of(made, operands, control(5), 0)
-        assert launch.arguments["EDGE"] * operands.y.element_size() == 16
+        launch = one_kernel.launch(made, operands, control(5), 0)
+        assert launch.arguments["EDGE"] * operands["y0"].element_size() == 16
         assert launch.arguments["JOBS"] == (128 if world == 16 else 64)
         compiled_kernel = compiled(launch)
         _check_text(compiled_kernel.asm["ptx"], f"{world} {count} {dim} {dtype}")

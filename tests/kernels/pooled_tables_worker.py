@@ -14,10 +14,11 @@ import torch
 from compiling import compiled
 from interpreting import run_named
 
-from ficco.errors import InputError
+from ficco.core.errors import InputError
+from ficco.kernels import loading
 from ficco.kernels.arrays import Described, DescribedArrays
 from ficco.kernels.declarations import POOL_TABLES
-from ficco.kernels.pooled_tables import Pooled, PoolingTile, launch_of, pool, prepare, warm
+from ficco.kernels.pooled_tables import RECORD, Pooled, PoolingTile, launch_of, pool, prepare
 from ficco.kernels.table_operands import TableOperands
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -101,7 +102,9 @@ def check(
     for first, past in (*ranges, (0, case.batch)):
         whole = torch.full((past - first + 1, pooled.width + 8), torch.nan, dtype=kind)
         operands = case.operands._replace(y=whole[:-1, : pooled.width])
-        warm(pooled, operands)
+        launch = launch_of(pooled, operands)
+        if launch is not None:
+            loading.warm(launch, RECORD)
         assert whole.isnan().all(), "warming stored"
         pool(pooled, operands, first)
         written = torch.zeros(whole.shape[1], dtype=torch.bool)
@@ -147,8 +150,6 @@ def tiles() -> None:
     target = torch.empty(9, 56)
     launch = launch_of(pooled, case.operands._replace(y=target))
     assert launch is not None and launch.grid == (5 * 4,), "a program for each block of each panel"
-    from ficco.kernels import loading
-
     loading.enqueue(launch._replace(grid=(3,)))
     assert torch.equal(target, expected[:-1, :56]), "programs stride over blocks"
 

@@ -16,16 +16,16 @@ import triton
 from compiling import compiled
 from interpreting import make_ready
 
-from ficco.errors import EngineError
+from ficco.api import dense_tables, table_optimizers
+from ficco.api.sorted_rows import Looked
+from ficco.api.table_gradients import Pools
+from ficco.api.table_optimizers import FusedRowWiseAdagrad, FusedSGD
+from ficco.cli.packing import building
+from ficco.core.errors import EngineError
 from ficco.kernels import row_updates
 from ficco.kernels.arrays import Described, DescribedArrays, library_of
 from ficco.kernels.row_updates import ADAGRAD, SGD, STORE
 from ficco.kernels.variants import Launch
-from ficco.modules import dense_tables, table_optimizers
-from ficco.modules.sorted_rows import Looked
-from ficco.modules.table_gradients import Pools
-from ficco.modules.table_optimizers import FusedRowWiseAdagrad, FusedSGD
-from ficco.packing import building
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RATE, EPSILON = 0.3, 1e-3

@@ -14,6 +14,7 @@ from itertools import cycle, product
 from typing import Any
 
 import torch
+from enqueuing import gated_matmul, warm_gated
 from gated_worker import (
     ACQUIRE,
     AGES,
@@ -35,10 +36,11 @@ from gated_worker import (
 )
 from interpreting import run_named
 
-from ficco import tiling
-from ficco.kernels.gated import Arrived, Gate, GatedPart, Matrices, gated_matmul, prepare, warm
+from ficco.kernels.gated import Gate, Matrices, prepare
 from ficco.kernels.summing import sum_partials
-from ficco.tiling import TILES, Tile
+from ficco.plan.tables import Arrived, GatedPart
+from ficco.program import tiling
+from ficco.program.tiling import TILES, Tile
 
 Pad = tuple[int, int]
 QUICK = Tile(32, 32, 32, 4, 1, 2, 1, 1.0)  # small parts still have several tiles
@@ -288,10 +290,10 @@ def giving_up() -> None:
         assert case.status.item() == number + 1
 
     case = Case(PARTS, 50, 40, torch.float16)
-    warm(*case.arguments())
+    warm_gated(*case.arguments())
     assert case.c.isnan().all() and case.partial.isnan().all(), "a tile was computed"
     case = Case([away(30, 20, 1), own(0, 13, signal=2)], 50, 40, torch.float16)
-    warm(*case.arguments())
+    warm_gated(*case.arguments())
     assert case.c.isnan().all() and case.partial.isnan().all(), "a tile was computed"
     assert not case.signals.any() and not case.table.signalling.counters.any()
 
@@ -342,7 +344,7 @@ def refusals() -> None:
     ):
         table, matrices, gate = case.arguments()
         changed = matrices._replace(**{name: wrong})
-        for call in (gated_matmul, warm):
+        for call in (gated_matmul, warm_gated):
             refused(lambda t=table, c=changed, g=gate, call=call: call(t, c, g), said)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from itertools import cycle, product
 
 import torch
+from enqueuing import gated_matmul
 from gated_worker import ALIGNED, DTYPES, ODD_BASE, ODD_PITCH, Case, beginning
 from interpreting import run_named
 
-from ficco import tiling
 from ficco.kernels import gated, loading
-from ficco.kernels.gated import GatedPart, gated_matmul
+from ficco.plan.tables import GatedPart
+from ficco.program import tiling
 
 
 def shared() -> None:
@@ -40,7 +41,8 @@ def shared() -> None:
 
     case = Case([GatedPart("own", 0, 0, 17)], 30, 256, torch.float32)  # own ones alone
     launch = gated.launch_of(*case.arguments())
-    launch.arguments["shared"] = 0
+    *others, _, among = launch.arguments["bounds"]
+    launch.arguments["bounds"] = (*others, 0, among)
     loading.enqueue(launch)
     missing = case.whole[: case.rows, : case.n].isnan()
     assert case.table.shared.tiles and missing.any(), "shared tiles are made twice"
@@ -64,7 +66,8 @@ def of_two_sources() -> None:
             case = Case(parts, 10, 256, dtype, pad, bias=True)
             values = gated.launch_of(*case.arguments()).arguments
             shared = 1, 2, 4 * (rows == 80)  # also behind a round of tiles that are not split
-            assert (values["own_shared"], values["shared"], values["whole"]) == shared
+            _, whole, own_shared, all_shared, _ = values["bounds"]
+            assert (own_shared, all_shared, whole) == shared
             want = case.wanted()
             case.stop[0] = late  # the window's part never comes
             want[: 9 * late] = torch.nan

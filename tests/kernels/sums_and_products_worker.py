@@ -10,8 +10,8 @@ import sys
 import torch
 from interpreting import make_ready
 
-from ficco.compute.torch_device import TorchDeviceCompute
-from ficco.engines.call_steps import CallSteps, Step
+from ficco.engine.compute.torch_device import TorchDeviceCompute
+from ficco.engine.repeated_calls import CallSteps, Step
 from ficco.kernels.summing import sum_partials
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ficco.errors import EngineError
+from ficco.cli.packing import amd, building
+from ficco.core.errors import EngineError
 from ficco.kernels.amd_code import (
     ARCHITECTURES,
     AWAIT_ENTRY,
@@ -18,7 +19,6 @@ from ficco.kernels.amd_code import (
     THREADS,
     code_of,
 )
-from ficco.packing import amd, building
 
 Compiled = tuple[str, str, Any]  # entry, architecture, kernel
 
@@ -40,7 +40,7 @@ def lines_of(kernel: Any) -> list[str]:
 
 def test_the_package_has_what_the_sources_give(kernels: list[Compiled]) -> None:
     for entry, arch, kernel in kernels:
-        assert code_of(entry, arch) == kernel.asm["hsaco"], "run python -m ficco.packing --amd"
+        assert code_of(entry, arch) == kernel.asm["hsaco"], "run python -m ficco.cli.packing --amd"
         assert kernel.metadata.name == entry
         assert kernel.metadata.shared == SHARED_BYTES[entry]
         assert kernel.metadata.num_warps * kernel.metadata.warp_size == THREADS[entry]

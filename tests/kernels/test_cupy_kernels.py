@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ficco.compute import GatedOperands
-from ficco.errors import InputError
+from ficco.core.errors import InputError
+from ficco.engine.compute.own_kernels import OwnKernels
+from ficco.engine.wanted import SETTING
 from ficco.kernels import pack
 from ficco.kernels.variants import variant_of
-from ficco.tables import GatedPart
+from ficco.plan import Region
+from ficco.plan.tables import GatedPart
+from ficco.program import Gated
 
 
 class Array(np.ndarray):
@@ -51,15 +54,15 @@ def cupy_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
         runtime=runtime, Device=lambda: SimpleNamespace(id=3), get_current_stream=lambda: stream
     )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, empty=empty))
-    monkeypatch.delitem(sys.modules, "ficco.compute.cupy_kernels", raising=False)
-    module = importlib.import_module("ficco.compute.cupy_kernels")
+    monkeypatch.delitem(sys.modules, "ficco.engine.compute.cupy_kernels", raising=False)
+    module = importlib.import_module("ficco.engine.compute.cupy_kernels")
     yield module, stream
-    del sys.modules["ficco.compute.cupy_kernels"]
+    del sys.modules["ficco.engine.compute.cupy_kernels"]
 
 
 def test_a_gated_gemm_on_cupy_arrays_is_in_the_pack(cupy_kernels: Any) -> None:
     module, stream = cupy_kernels
-    kernels = module.CupyKernels()
+    kernels = OwnKernels(module.current_arrays)
     arrays = kernels.arrays()
     assert arrays.capability == 90 and arrays.processors == 132 and arrays.current() == (3, 77)
     assert kernels.arrays() is arrays, "one for each device"
@@ -68,14 +71,19 @@ def test_a_gated_gemm_on_cupy_arrays_is_in_the_pack(cupy_kernels: Any) -> None:
 
     rows, n, k = 300, 512, 256
     parts = [GatedPart("own", 0, 0, rows), GatedPart("window", 0, rows, rows, 5)]
-    prepared = kernels.prepare(parts, n, k, "float16", 5.0, lambda: 1 << 20)
+    whole = Region(0, "whole", 0, 1, 0, 1)  # kernels read no regions
+    work = Gated(
+        tuple(parts), n, k, "float16", whole, True, None, whole, whole, whole, None, None, False
+    )
+    prepared = kernels.prepare(work, SETTING)
     own, window, c, w = (
         empty(shape, np.float16) for shape in ((rows, k), (rows, k), (2 * rows, n), (n, k))
     )
     words = empty((1, 64), np.int32)
     for weight, columns in ((w.T, True), (empty((k, n), np.float16), False)):
-        operands = GatedOperands(own, window, weight, None, c, None, None, words, 0)
-        launch = kernels.launch_of(prepared, operands)
+        operands = {"own": own, "window": window, "b": weight, "c": c, "words": words}
+        launch = kernels.launch_of(prepared, operands, 0)
+        assert launch is not None
         variant = variant_of(launch)
         assert pack.find(variant, 90) is not None, variant.text
         assert dict(variant.constants)["B_TURNED"] == columns
@@ -83,4 +91,4 @@ def test_a_gated_gemm_on_cupy_arrays_is_in_the_pack(cupy_kernels: Any) -> None:
 
     stream.capturing = True
     with pytest.raises(InputError, match="while a CUDA graph is captured"):
-        kernels.prepare(parts, n, k, "float16", 5.0, lambda: 1 << 20)
+        kernels.prepare(work, SETTING)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
 from ficco.kernels import compile_worker, compiling, fallback, loading, pack
 from ficco.kernels.arrays import Described, DescribedArrays
 from ficco.kernels.summing import launch_of
@@ -47,8 +47,10 @@ def test_what_the_pack_lacks_is_compiled_together(
     tmp_path: Any,
 ) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(fallback, "_FIRST_REPORT_S", 0.0)
+    (tmp_path / "triton.py").write_text("raise SystemExit('triton.py of the current folder ran')")
+    monkeypatch.chdir(tmp_path)
     wanted = [variant_of(total(64, count)) for count in (2, 3, 2)]
     assert pack.find(wanted[0], 90) is not None
     fallback.compile_together(wanted, 90)
@@ -192,7 +194,7 @@ def test_without_a_private_name_kernels_are_launched_by_triton(
 ) -> None:
     """What native code would need cannot be known, which is a reason and no crash."""
     pytest.importorskip("triton")
-    from ficco.private import finding, triton_core
+    from ficco.core.private import finding, triton_core
 
     variant = variant_of(total(40, capability=86))
     if ":" in lacks:

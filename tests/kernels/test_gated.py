@@ -9,8 +9,8 @@ from forking import run_forked
 
 from ficco.kernels.arrays import DescribedArrays
 from ficco.kernels.gated_tables import prepare
-from ficco.tables import GatedPart
-from ficco.tiling import TILES, UNSHARED, Shares, choose_tile, count_tiles, shared_tiles
+from ficco.plan.tables import GatedPart
+from ficco.program.tiling import TILES, UNSHARED, Shares, choose_tile, count_tiles, shared_tiles
 
 FOLDER = Path(__file__).parent
 

@@ -9,14 +9,14 @@ import amd_instructions as isa
 import pytest
 from test_gated import run_worker
 
-from ficco.errors import EngineError
+from ficco.cli.packing import amd, building
+from ficco.core.errors import EngineError
 from ficco.kernels import gated_amd
 from ficco.kernels.amd_code import ARCHITECTURES, gated_pack
 from ficco.kernels.amd_declarations import AMD_KERNELS
 from ficco.kernels.loading import code_of
 from ficco.kernels.variants import variant_of
-from ficco.packing import amd_gated, building
-from ficco.tiling import Tile
+from ficco.program.tiling import Tile
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def arch(request: pytest.FixtureRequest) -> str:
 def test_the_package_has_what_the_sources_give_and_it_acquires_and_fits(arch: str) -> None:
     pack = gated_pack(arch)
     assert pack.manifest["arch"] == arch and pack.manifest["triton"] == building.TRITON
-    variants = [variant_of(launch) for launch in amd_gated.launches()]
+    variants = [variant_of(launch) for launch in amd.gated_launches()]
     assert pack.manifest["kernels"].keys() == {variant.key for variant in variants}
     for variant in variants:
-        kernel, found = amd_gated.compiled(variant, arch), pack.find(variant)
+        kernel, found = amd.compiled_gated(variant, arch), pack.find(variant)
         assert found is not None, variant.text
-        assert found.cubin == kernel.asm["hsaco"], "run python -m ficco.packing --amd"
+        assert found.cubin == kernel.asm["hsaco"], "run python -m ficco.cli.packing --amd"
         code = code_of(variant, found.record)
         assert code.name == kernel.metadata.name and code.shared_bytes == kernel.metadata.shared
         assert code.threads == 64 * variant.warps and not kernel.metadata.profile_scratch_size
@@ -54,8 +54,8 @@ def test_the_package_has_what_the_sources_give_and_it_acquires_and_fits(arch: st
 
 def test_what_is_wrong_is_seen(arch: str) -> None:
     """Instructions that are missing, rows that are read too early, spills."""
-    variant = variant_of(next(amd_gated.launches()))
-    kernel = amd_gated.compiled(variant, arch)
+    variant = variant_of(next(amd.gated_launches()))
+    kernel = amd.compiled_gated(variant, arch)
     text, shared = kernel.asm["amdgcn"], kernel.metadata.shared
     row = re.findall(r"global_load_dwordx4 .*", text)[0]
     isa.check(text, variant, shared)

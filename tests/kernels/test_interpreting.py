@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ficco.private import triton_interpreter
+from ficco.core.private import triton_interpreter
 
 
 def test_a_comparison_has_the_type_of_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:

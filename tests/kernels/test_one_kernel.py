@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from forking import run_forked
 
+from ficco.operators import registry
+
+SUBJECTS = ("products", "giving_up")
+SENDING = [name for name in registry.names() if "push_sm" in registry.get(name).schedules]
+
 
 @pytest.mark.parametrize(
     ("worker", "subject"),
@@ -16,10 +21,12 @@ from forking import run_forked
         *((worker, "sums") for worker in ("pool", "pull")),
         ("gather", "products"),
         *(product(("all_reduce", "gather", "pool", "pull"), ("giving_up", "refusals", "assembly"))),
+        ("sending", "described"),
+        *product(("sending",), [f"{subject}.{op}" for subject in SUBJECTS for op in SENDING]),
     ],
 )
 def test_it_is_right(worker: str, subject: str, tmp_path: Path, torch: object) -> None:
-    interpret = "0" if subject in ("assembly", "shares") else "1"
+    interpret = "0" if subject in ("assembly", "shares", "described") else "1"
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": "cache"}
     code, said = run_forked(
         Path(__file__).with_name(f"{worker}_worker.py"), subject,

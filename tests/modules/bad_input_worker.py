@@ -20,10 +20,10 @@ from torch.nn.parameter import is_lazy
 from values_worker import refused
 
 import ficco
-from ficco.modules import autograd, functions
+from ficco.api import autograd, functions
 
 Tensor = torch.Tensor
-NOT_SECONDS = (0, -1, float("nan"), float("inf"), "30", "", None, True, 10**400, [1])
+NOT_SECONDS = (0, -1, float("nan"), float("inf"), "30", "", True, 10**400, [1])
 NOT_SIZES = ("1024", "", -1, 1.5, True, float("nan"), [1])
 
 
@@ -188,6 +188,10 @@ def bags(rank: int, world: int) -> None:
         ({"offsets": [start.short()]}, "offsets[0] is torch.int16; int32 or int64"),
         ({"tables": [tall], "indices": [index.int()], "offsets": [start.int()]},
          "tables[0] has 2147483648 rows, and its indices are int32"),
+        ({"offsets": [torch.zeros(world + 1, dtype=torch.int64)]}, "leave out the last offset"),
+        ({"include_last_offset": True}, "pass offsets[:-1]"),
+        ({"padding_idx": 0}, "padding_idx=0: embedding_all_to_all has no padding_idx; leave the "),
+        ({"per_sample_weights": one}, "pass weights="),
     ):  # fmt: skip
         given = lists | shapes | options
         refused(lambda: ficco.embedding_all_to_all(**given), words)  # noqa: B023
@@ -208,6 +212,24 @@ def bags(rank: int, world: int) -> None:
         options = none | {name.partition("[")[0]: value}
         refused(lambda: ficco.embedding_all_to_all([], [], [], **options), f"{name}=")  # noqa: B023
     ficco.close()
+
+
+def biases(rank: int, world: int) -> None:
+    """A bias on some ranks only is another call, and the error shows which ranks have one."""
+    x, w, bias = torch.zeros(2 * world, 3), torch.zeros(3, 4), torch.zeros(4)
+    for call in (ficco.all_gather_matmul, ficco.matmul_reduce_scatter, ficco.matmul_all_reduce):
+        if world == 1:
+            break
+        call(x, w, bias=bias, schedule="serial")  # type: ignore[operator]
+        try:
+            call(x, w, bias=None if rank else bias, schedule="serial")  # type: ignore[operator]
+        except ficco.EngineError as error:
+            assert "a bias on all ranks or on none" in str(error), error
+            assert "with a bias" in str(error), error
+        else:
+            raise AssertionError("a bias on rank 0 alone was accepted")
+        dist.barrier()
+        ficco.reset()
 
 
 def tensors(rank: int, world: int) -> None:
@@ -301,6 +323,7 @@ def layers(rank: int, world: int) -> None:
     refused(lambda: model[1](thin), "layer '1.up': w[0] is [8, 8]; with x [4, 7]")
     refused(lambda: model[0].down(thin), "layer '0.down': x has 7 columns")
     refused(lambda: ficco.explain(model, measure="yes"), "measure='yes'")  # type: ignore[arg-type]
+    refused(lambda: torch.jit.script(model), "torch.jit.script cannot compile")
     copied = copy.deepcopy(model)
     refused(lambda: copied[1].down(thin), "layer '1.down': ")
     assert copied[1].down.forward.__self__ is copied[1].down
@@ -396,6 +419,7 @@ def main(store: str, rank: int, world: int) -> None:
         outside,
         schedules,
         bags,
+        biases,
         tensors,
         batches,
         windows,

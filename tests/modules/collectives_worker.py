@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ficco.private import torch_collectives as direct
+from ficco.core.private import torch_collectives as direct
 from ficco.runtime import distributed
 
 Tensor = torch.Tensor

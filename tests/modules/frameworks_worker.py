@@ -1,6 +1,7 @@
 """A rank that overlaps models of other libraries.
 
-python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers` or `megatron`.
+python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft` or
+`megatron`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,145 @@ def transformers(rank: int, world: int, folder: Path) -> None:
     assert torch.equal(net(words).logits, was.logits)
 
 
+WORDS = torch.randint(20, (3, 7), generator=torch.Generator().manual_seed(1))
+
+
+def loaded(name: str, folder: Path, **options: Any) -> tuple[Any, Any]:
+    """Return a model of one process, and the same split over two ranks by its own plan."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+    from transformers.distributed import DistributedConfig
+
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=20, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, pad_token_id=0, **options,
+    )  # fmt: skip
+    kind = getattr(transformers, f"{name}ForCausalLM")
+    torch.manual_seed(0)
+    one = kind(config)
+    if dist.get_rank() == 0:
+        one.save_pretrained(folder / name)
+    dist.barrier()
+    net = kind.from_pretrained(folder / name, distributed_config=DistributedConfig(tp_size=2))
+    return one, net
+
+
+def computed(net: Any) -> dict[str, torch.Tensor]:
+    """Return logits and gradients; names are those without adapters."""
+    net.zero_grad()
+    result = net(WORDS, labels=WORDS)
+    result.loss.backward()
+    found = {name: whole(p.grad) for name, p in net.named_parameters() if p.grad is not None}
+    return {"logits": result.logits, **found}
+
+
+def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], about: str) -> None:
+    assert found.keys() == wanted.keys(), f"{about}: {found.keys() ^ wanted.keys()}"
+    for name, tensor in found.items():
+        close(tensor, wanted[name], f"{about}, {name}")
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Phi3": {},
+    "Qwen3": {"head_dim": 8},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "DeepseekV2": {
+        "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+        "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 16,
+        "n_shared_experts": 1,
+    },
+}  # fmt: skip
+EXPERTS = ("moe_tp_experts", "packed_colwise", "rowwise of the Hugging Face plan): it is a param")
+
+
+def families(rank: int, world: int, folder: Path) -> None:
+    """Every entry of a plan is overlapped or listed; values and gradients are as without ficco."""
+    for name, options in FAMILIES.items():
+        one, net = loaded(name, folder, **options)
+        same(computed(net), exact := computed(one), f"{name} without ficco")
+        if any("experts" in key for key in net._tp_plan):
+            try:
+                ficco.overlap(net, strict=True)
+            except ficco.InputError as error:
+                assert all(each in str(error) for each in EXPERTS), error
+                assert "kv_a_proj" not in str(error), error
+            else:
+                raise AssertionError(f"{name}: strict took experts whose results are summed")
+            ficco.overlap(net)
+        else:
+            ficco.overlap(net, strict=True)
+        told = ficco.explain(net)
+        for pattern in net._tp_plan:
+            leaf = pattern.rpartition(".")[2]
+            assert leaf in told or not any(leaf in key for key in exact), f"{leaf}: {told}"
+        assert name != "Phi3" or "rowwise_split_input of the Hugging Face plan -> matmul" in told
+        same(computed(net), exact, f"{name} with ficco")
+
+    class Pair(torch.nn.Module):
+        def __init__(self, policy: Any, reference: Any) -> None:
+            super().__init__()
+            self.policy, self.reference = policy, reference
+
+    pair = Pair(loaded("Llama", folder)[1], loaded("Phi3", folder)[1])
+    wanted = [computed(pair.policy), computed(pair.reference)]
+    told = ficco.explain(ficco.overlap(pair, strict=True))
+    assert "24 of 24" in told and "policy.lm_head" in told and "reference.lm_head" in told, told
+    same(computed(pair.policy), wanted[0], "policy")
+    same(computed(pair.reference), wanted[1], "reference")
+    sharded = loaded("Llama", folder)[0]  # whole on every rank, but for FSDP
+    torch.distributed.fsdp.fully_shard(sharded)
+    try:
+        ficco.overlap(sharded)
+    except ficco.InputError as error:
+        assert "no tensor-parallel layer" in str(error), error
+    else:
+        raise AssertionError("a model that FSDP alone has split was taken")
+
+
+COLUMNS, ROWS = ["q_proj", "v_proj", "up_proj"], ["o_proj", "down_proj"]
+
+
+def peft(rank: int, world: int, folder: Path) -> None:
+    """LoRA before overlap() and after it, as in one process.
+
+    Without ficco, transformers 5.24 cannot train the row adapters that PEFT 0.21 makes: it takes
+    the sizes of a shard for those of the whole. They are right without gradients.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    def adapted(net: Any, targets: list[str]) -> Any:
+        torch.manual_seed(2)
+        return get_peft_model(net, LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+
+    def expected(net: Any, targets: list[str]) -> dict[str, torch.Tensor]:
+        one = adapted(loaded("Llama", folder)[0], targets)
+        adapters = {name: whole(p.data) for name, p in net.named_parameters() if "lora_" in name}
+        one.load_state_dict(adapters, strict=False)
+        return computed(one)
+
+    net = adapted(loaded("Llama", folder)[1], COLUMNS + ROWS)
+    exact = expected(net, COLUMNS + ROWS)
+    ficco.overlap(net, strict=True)
+    told = ficco.explain(net)
+    for name in ("q_proj.base_layer", "q_proj.lora_B.default", "o_proj.lora_A.default", "k_proj"):
+        assert name in told, f"{name}: {told}"
+    assert "25 of 25" in told and "q_proj.lora_A" not in told, told
+    same(computed(net), exact, "LoRA before overlap()")
+    ficco.restore(net)
+    with torch.no_grad():
+        close(net(WORDS).logits, exact["logits"], "LoRA, restored")
+    net = adapted(ficco.overlap(loaded("Llama", folder)[1], strict=True), COLUMNS)
+    exact = expected(net, COLUMNS)
+    same(computed(net), exact, "LoRA after overlap()")
+    told = ficco.explain(net)
+    assert "15 of 21" in told and "it was added after overlap()" in told, told
+    net = adapted(ficco.overlap(loaded("Llama", folder)[1]), COLUMNS + ROWS)
+    exact = expected(net, COLUMNS + ROWS)
+    with torch.no_grad():
+        close(net(WORDS).logits, exact["logits"], "LoRA of rows after overlap()")
+
+
 def megatron(rank: int, world: int, folder: Path) -> None:
     """Megatron-Core's own layers."""
     from megatron.core.model_parallel_config import ModelParallelConfig
@@ -99,7 +239,7 @@ def main() -> None:
         "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    check: Any = {"transformers": transformers, "megatron": megatron}[what]
+    check: Any = globals()[what]
     check(rank, world, Path(store).parent)
     ficco.close()
     dist.destroy_process_group()

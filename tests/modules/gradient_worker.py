@@ -17,14 +17,15 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.problem import chunk_sizes, offsets
-from ficco.schedule import Schedule
+from ficco.operators.problem import chunk_sizes, offsets
+from ficco.plan.schedule import Schedule
 
 sys.path.append(str(Path(__file__).parent))
 from gradients_of_pairs import check_pairs
 
 DEVICE = torch.device(sys.argv[1])
 NAMED, GATHERING = Schedule.names(), Schedule.names("all_gather_matmul")
+SENDING = tuple(name for name in GATHERING if name == "push_sm")  # not on AMD's devices
 EDGE = replace(Schedule.named("gated_1d"), grain=3, route="rotation", order="by_peer", taper="edge")
 ATOL = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-1}
 Tensors = Sequence[Any]
@@ -198,9 +199,10 @@ def reducing(rank: int, world: int, schedules: Sequence[str] = NAMED) -> None:
          lambda x, w, b: ficco.matmul_reduce_scatter(
              x, w, bias=b, rows=rows, schedule="gated_sums_1d"),
          given, scattered)  # fmt: skip
-    hold("ring_1d", rank, lambda x, w, b: ficco.matmul_reduce_scatter(
-             x, w, bias=b, rows=rows, schedule="ring_1d"),
-         given, scattered)  # fmt: skip
+    for name in ("ring_1d", *SENDING):
+        hold(name, rank, lambda x, w, b: ficco.matmul_reduce_scatter(
+                 x, w, bias=b, rows=rows, schedule=name),  # noqa: B023
+             given, scattered)  # fmt: skip
     in_step = replace(Schedule.named("shard_p2p"), route="rotation", pace="in_step")
     for point in (in_step, EDGE, replace(EDGE, pace="in_step")):
         hold("in step, edge", rank,
@@ -249,7 +251,7 @@ def pairs(rank: int, world: int) -> None:
 def exchanging(
     rank: int,
     world: int,
-    schedules: Sequence[str] = NAMED,
+    schedules: Sequence[str] = (*NAMED, *SENDING),
     dtype: torch.dtype = torch.float32,
 ) -> None:
     splits = [[(s * 3 + r * 2) % 4 for r in range(world)] for s in range(world)]
@@ -431,7 +433,7 @@ def captured(rank: int, world: int) -> None:
 
 def join(store: str, rank: int, world: int) -> None:
     if DEVICE.type == "cuda":
-        from ficco.measuring import ranks
+        from ficco.measure import ranks
 
         ranks.join(store, rank, world, sharing=world > torch.cuda.device_count())
         return

@@ -15,7 +15,7 @@ import forking
 import torch._dynamo  # noqa: F401  (for the ranks)
 from rendezvous import give_way
 
-from ficco.measuring import launching
+from ficco.measure import launching
 
 if __name__ == "__main__":
     bench = Path(sys.argv.pop(1))

@@ -184,13 +184,13 @@ def keeps_gather(mesh: DeviceMesh) -> None:
         (ByItself, f"ByItself {reader}"), (InAComprehension, f"InAComprehension {reader}"),
         (Inside, f"Inside {reader}"), (ByAFunction, f"ByAFunction {reader}"),
         (ByABase, f"ByABase {reader}"), (Decorated, f"Decorated {reader}"),
-        (InAChild, f"deep.0 (Part) {reader}"),
-        (Prepared, "sum (Sum) also has a PrepareModuleInput"),
+        (InAChild, f"deep.0 (overlap_readers.Part) {reader}"),
+        (Prepared, "sum (overlap_readers.Sum) also has a PrepareModuleInput"),
         (functools.partial(ByWhatItHolds, part), f"ByWhatItHolds {reader}"),
         (functools.partial(ByWhatItHolds, Taker()), f"ByWhatItHolds {reader}"),
         (functools.partial(ByWhatItHolds, PARTIAL), f"ByWhatItHolds {reader}"),
         (ByATable, f"ByATable {reader}"), (ByAPartial, f"ByAPartial {reader}"),
-        (in_a_hook, f"sum (Sum) {reader}"), (patched, f"sum (Sum) {reader}"),
+        (in_a_hook, f"Sum) {reader}"), (patched, f"Sum) {reader}"),
         (Scored, "its PrepareModuleOutput declares its output whole"), (Innocent, ""),
     ):  # fmt: skip
         torch.manual_seed(0)

@@ -18,6 +18,7 @@ import ficco
 
 sys.path.insert(0, str(Path(__file__).parent))
 from overlap_compiled import CHECKS as COMPILED
+from overlap_entries import CHECKS as ENTRIES
 from overlap_limits import CHECKS as LIMITS
 from overlap_measures import CHECKS as MEASURES
 from overlap_readers import CHECKS as READERS
@@ -27,7 +28,7 @@ from overlap_schedules import CHECKS as SCHEDULES
 
 def main() -> None:
     """Be a rank: argv has the store, the rank, the world and the names of checks."""
-    rooms = (RESULTS, LIMITS, READERS, MEASURES, COMPILED, SCHEDULES)
+    rooms = (RESULTS, LIMITS, ENTRIES, READERS, MEASURES, COMPILED, SCHEDULES)
     checks = {name: check for room in rooms for name, check in room.items()}
     assert len(checks) == sum(map(len, rooms)), "two checks have one name"
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

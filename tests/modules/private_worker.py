@@ -2,10 +2,10 @@
 
 python private_worker.py DEVICE STORE RANK WORLD WHAT
 
-WHAT is "core" for the names of ficco.private.torch_core, which functions are called without, or
-"layers" for those of torch_layers, which a model is overlapped without. ficco binds the names when
-it is imported, so that each few names take a process of their own. Names that stand together in the
-source are never absent together, since one may be the other's fallback.
+WHAT is "core" for the names of ficco.core.private.torch_core, which functions are called without,
+or "layers" for those of torch_layers, which a model is overlapped without. ficco binds the names
+when it is imported, so that each few names take a process of their own. Names that stand together
+in the source are never absent together, since one may be the other's fallback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
-from ficco.private import finding
+from ficco.core.private import finding
 
 SCHEDULES = ("shard_p2p",)
 AT_ONCE = 4  # names that are absent together
@@ -47,14 +47,14 @@ def in_a_child(body: Callable[[], None]) -> bool:
 
 
 def names_of(what: str, file: Path) -> list[str]:
-    """Return the names that a module of ficco.private asks for; it is not imported here."""
+    """Return the names that a module of ficco.core.private asks for; it is not imported here."""
 
     def ask() -> None:
-        import ficco.private.torch_core
+        import ficco.core.private.torch_core
 
         if what == "layers":
-            finding.ASKED.clear()
-            import ficco.private.torch_layers  # noqa: F401
+            finding.ASKED[:] = ["torch:Tensor._version"]  # layers need this one of torch_core
+            import ficco.core.private.torch_layers  # noqa: F401
         file.write_text("\n".join(finding.ASKED))
 
     assert in_a_child(ask)

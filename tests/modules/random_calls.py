@@ -16,18 +16,25 @@ import torch
 from values_worker import close, draw
 
 import ficco
-from ficco.lowering import recv_copies
+from ficco.lowering import finishing
 
 __all__ = ["Graphs", "random_calls"]
 
 Tensor = torch.Tensor
 _EVERYWHERE = ("gated_1d", "gated_1d", "shard_p2p", "serial", "auto")  # for every operator
 SCHEDULES = {
-    "gather": (*_EVERYWHERE, "gather_sm", "hetero_unfused_1d", "uniform_fused_2d"),
-    "scatter": (*_EVERYWHERE, "gated_sums_1d", "hetero_fused_1d", "ring_1d"),
-    "reduce": (*_EVERYWHERE, "gated_sums_1d", "one_shot_sm", "hetero_unfused_1d", "ring_1d"),
-    "to_all": (*_EVERYWHERE, "uniform_fused_1d"),
-    "all_to": (*_EVERYWHERE, "hetero_fused_1d"),
+    "gather": (*_EVERYWHERE, "gather_sm", "push_sm", "hetero_unfused_1d", "uniform_fused_2d"),
+    "scatter": (*_EVERYWHERE, "gated_sums_1d", "push_sm", "hetero_fused_1d", "ring_1d"),
+    "reduce": (
+        *_EVERYWHERE,
+        "gated_sums_1d",
+        "one_shot_sm",
+        "push_sm",
+        "hetero_unfused_1d",
+        "ring_1d",
+    ),
+    "to_all": (*_EVERYWHERE, "push_sm", "uniform_fused_1d"),
+    "all_to": (*_EVERYWHERE, "push_sm", "hetero_fused_1d"),
 }
 IN_GRAPHS = ["gated_1d"]  # in place of what torch.distributed may run
 WAYS = ("plain", "plain", "plain", "turned", "apart", "odd", "every second", "negated")
@@ -295,7 +302,7 @@ def random_calls(
 ) -> None:
     """Make random calls; `place` puts a tensor where it is to be, laid out as it is."""
     if rank % 2:
-        recv_copies.SMALL_BYTES = 0  # pieces leave the window as large ones do
+        finishing.SMALL_BYTES = 0  # pieces leave the window as large ones do
     player = _Player(rank, world, seed, place, graphs)
     for number in range(calls):
         player.step(number)

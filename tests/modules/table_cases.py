@@ -10,7 +10,7 @@ import torch
 from gradient_worker import DEVICE, draw
 
 import ficco
-from ficco.problem import chunk_sizes, offsets
+from ficco.operators.problem import chunk_sizes, offsets
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIM = 5

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import ficco
-from ficco.modules import row_sums
+from ficco.api import row_sums
 
 sys.path.append(str(Path(__file__).parent))
 from gradient_worker import DEVICE, draw, join, refused
@@ -272,6 +272,14 @@ def arguments(rank: int, world: int) -> None:
         (lambda: ficco.FusedSGD([draw(0, 3).requires_grad_()], 1), "a table is [rows, dimension]"),
         (lambda: ficco.FusedSGD([draw(0, 3, 3).double().requires_grad_()], 1), "float64"),
         (lambda: ficco.FusedSGD([bad], 1), "str found"),
+        (
+            lambda: ficco.FusedSGD([draw(0, 1, 3).expand(4, 3).requires_grad_()], 1),
+            "tables[0] is [4, 3] with strides [0, 1], as of an expanded tensor",
+        ),
+        (
+            lambda: ficco.FusedSGD([draw(0, 9).as_strided((4, 3), (1, 1)).requires_grad_()], 1),
+            "elements share memory",
+        ),
         (lambda: ficco.FusedRowWiseAdagrad(each.tables, 1, eps=0), "eps=0"),
         (lambda: ficco.FusedRowWiseAdagrad(each.tables, 1, 1e-8, -1), "accumulator_value=-1"),
     ):
@@ -280,6 +288,22 @@ def arguments(rank: int, world: int) -> None:
     each.tables[0].requires_grad_(False)
     refused(run(optimizer=optimizer), "does not require a gradient")
     ficco.reset()
+
+
+def without_columns(rank: int, world: int) -> None:
+    """Tables of dimension 0 have nothing to update, and accumulators keep their values."""
+    table = draw(0, 5, 0).requires_grad_()
+    index, start = (torch.arange(n, device=DEVICE) for n in (4, world))
+    for make in (ficco.FusedSGD, ficco.FusedRowWiseAdagrad):
+        optimizer = make([table], 0.5)
+        y = ficco.embedding_all_to_all(
+            [table], [index], [start.clamp(max=4)], tables_per_rank=[1] * world, dimension=0,
+            batch=world, optimizer=optimizer,
+        )  # fmt: skip
+        y.sum().backward()
+        assert y.shape == (1, 0)
+        if isinstance(optimizer, ficco.FusedRowWiseAdagrad):
+            assert not optimizer.accumulators[0].any(), optimizer.accumulators
 
 
 def moved(rank: int, world: int) -> None:
@@ -381,7 +405,8 @@ def disabled(rank: int, world: int) -> None:
 def checks(world: int) -> list[Callable[[int, int], None]]:
     """Return what so many ranks check on this device."""
     found: list[Callable[[int, int], None]] = [
-        sparse, dense, nothing, with_optimizers, fused, layouts, again, arguments, moved, disabled,
+        sparse, dense, nothing, with_optimizers, fused, layouts, again, arguments,
+        without_columns, moved, disabled,
     ]  # fmt: skip
     if DEVICE.type == "cuda":  # ranks that share GPUs have no NCCL, and so no captures
         return [*found, captured] if world <= torch.cuda.device_count() else found

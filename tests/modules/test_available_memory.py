@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import ficco
 from ficco import _native
-from ficco.engines import available_memory
+from ficco.engine import available_memory
 
 GIB = 1 << 30
 

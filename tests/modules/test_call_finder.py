@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ficco.engines.tensor_facts import CallFinder, flat_table  # noqa: E402 - below the check
-from ficco.modules import call_cache, dispatching, groups, routes  # noqa: E402
-from ficco.modules.dispatching import Form  # noqa: E402
-from ficco.schedule import Schedule  # noqa: E402
+from ficco.api import call_cache, groups, routes  # noqa: E402
+from ficco.api.call_cache import Form  # noqa: E402
+from ficco.engine.repeated_calls import CallFinder, flat_table  # noqa: E402 - below the check
+from ficco.plan.schedule import Schedule  # noqa: E402
 
 OP, REST = "matmul_reduce_scatter", ((1, 2), "rows")
 FORM = Form(OP, bias=True, rest=REST, unset=("rows", "axes"), flags=("keeps",))
@@ -42,7 +42,7 @@ class Parts:
     def __init__(self, native: bool) -> None:
         self.calls: OrderedDict[Any, Any] = OrderedDict()
         self.capturing = False
-        self.look: Any = self._native_find() if native else dispatching._find_in_python
+        self.look: Any = self._native_find() if native else call_cache._find_in_python
         self.x, self.w = torch.ones(4, 3), torch.ones(3, 2)
         self.call = SimpleNamespace(changes=groups.changes(), ready=True, moved=False)
 
@@ -225,7 +225,7 @@ def test_the_call_that_was_used_last_is_dropped_last(parts: Parts) -> None:
 def test_without_the_api_python_finds_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with PyTorch 2.9."""
     monkeypatch.setattr(call_cache, "reader", None)
-    assert dispatching._finder() is dispatching._find_in_python
+    assert call_cache._finder() is call_cache._find_in_python
 
 
 def test_arguments_by_name(parts: Parts) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ficco.engines.call_steps import CallSteps, Step
+from ficco.engine.repeated_calls import CallSteps, Step
 
 
 class Value:

@@ -10,21 +10,28 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ficco.engines import group_kernels  # noqa: E402
-from ficco.engines.group_kernels import OFTEN, GroupKernels  # noqa: E402
-from ficco.engines.wanted import DescribedKernels, launches_in  # noqa: E402
-from ficco.errors import EngineError  # noqa: E402
+from ficco.api import auto  # noqa: E402
+from ficco.core.errors import EngineError  # noqa: E402
+from ficco.core.machine import Machine  # noqa: E402
+from ficco.engine import group_kernels  # noqa: E402
+from ficco.engine.group_kernels import OFTEN, GroupKernels  # noqa: E402
+from ficco.engine.wanted import DescribedKernels, launches_in  # noqa: E402
 from ficco.kernels import fallback  # noqa: E402
 from ficco.kernels.variants import variant_of  # noqa: E402
 from ficco.lowering import lower_rank  # noqa: E402
-from ficco.machine import Machine  # noqa: E402
-from ficco.modules import auto  # noqa: E402
-from ficco.problem import Output, Problem  # noqa: E402
-from ficco.schedule import Schedule  # noqa: E402
+from ficco.operators.problem import Output, Problem  # noqa: E402
+from ficco.plan.schedule import Schedule  # noqa: E402
 
 GPUS = ((90, 132),)
 PLACE = torch.device("cuda", 0)
 LACKED = Problem.chunked("matmul_all_reduce", 2, 4000, 8200, 16400, "float32")
+
+
+class Runtime:
+    """Has the kernels of a group's ranks."""
+
+    def __init__(self, kernels: GroupKernels) -> None:
+        self.kernels = kernels
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def _call(runtime: Any) -> str:
 
 def test_what_comes_often_is_compiled_once(compiled: list[Any]) -> None:
     own = GroupKernels("", True, GPUS, 90)
-    runtime = SimpleNamespace(kernels=own)
+    runtime = Runtime(kernels=own)
     taken = [_call(runtime) for _ in range(OFTEN + 3)]
     assert taken == ["serial"] * OFTEN + ["gated_1d"] * 3
     assert len(compiled) == 1 and compiled[0][1] == 90 and compiled[0][0]
@@ -61,7 +68,7 @@ def test_what_comes_often_is_compiled_once(compiled: list[Any]) -> None:
 
 
 def test_asking_alone_changes_nothing(compiled: list[Any]) -> None:
-    runtime = SimpleNamespace(kernels=GroupKernels("", True, GPUS, 90))
+    runtime = Runtime(kernels=GroupKernels("", True, GPUS, 90))
     for _ in range(2 * OFTEN):
         assert auto.choice(LACKED, runtime, PLACE).schedule.name == "serial"
     assert not compiled
@@ -70,7 +77,7 @@ def test_asking_alone_changes_nothing(compiled: list[Any]) -> None:
 def test_size_windows_compiles_at_once(compiled: list[Any]) -> None:
     own = GroupKernels("", True, GPUS, 90)
     own.at_once = True
-    assert _call(SimpleNamespace(kernels=own)) == "gated_1d" and len(compiled) == 1
+    assert _call(Runtime(kernels=own)) == "gated_1d" and len(compiled) == 1
 
 
 def test_what_cannot_be_compiled_is_left(
@@ -83,9 +90,9 @@ def test_what_cannot_be_compiled_is_left(
     own = GroupKernels("", True, GPUS, 90)
     own.at_once = True
     with caplog.at_level(logging.WARNING, "ficco"):
-        assert [_call(SimpleNamespace(kernels=own)) for _ in range(2)] == ["serial"] * 2
+        assert [_call(Runtime(kernels=own)) for _ in range(2)] == ["serial"] * 2
     assert caplog.text.count("Triton failed") == 1
-    without = SimpleNamespace(kernels=GroupKernels("", False, GPUS, 90))
+    without = Runtime(kernels=GroupKernels("", False, GPUS, 90))
     assert [_call(without) for _ in range(OFTEN + 2)] == ["serial"] * (OFTEN + 2)
 
 

@@ -15,7 +15,7 @@ RUNS = (
         "forms", "guesses", "sharing", "apart", "checkpoints", "training", "options", "identity",
         "by_plan", "by_name", "copies", "deep", "megatron", "refusals", "schedules", "not_shards",
         "half_way", "keeps_gather", "parametrized", "brought", "traced", "uneven", "disabled",
-        "serving", "alone",
+        "serving", "alone", "entries", "summed", "adapters", "shallow",
     ),
     OneRun(
         "compiled", "overlap_worker.py", 2,
@@ -49,14 +49,21 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "ranks"), [("transformers", 2), ("transformers", 4), ("megatron", 2)]
+    ("check", "ranks", "library", "needed"),
+    [
+        ("transformers", 2, "transformers", ("transformers", "accelerate")),
+        ("transformers", 4, "transformers", ("transformers", "accelerate")),
+        ("families", 2, "transformers", ("transformers", "accelerate")),
+        ("peft", 2, "peft", ("transformers", "accelerate", "peft")),
+        ("megatron", 2, "megatron", ("megatron.core",)),
+    ],
 )
 def test_other_libraries(
-    library: str, ranks: int, tmp_path: Path, torch: Any, request: pytest.FixtureRequest
-) -> None:
+    check: str, ranks: int, library: str, needed: tuple[str, ...], tmp_path: Path, torch: Any,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     """Skipped where the library is missing; `--require LIBRARY` fails instead."""
-    needed = {"transformers": ("transformers", "accelerate"), "megatron": ("megatron.core",)}
     if library not in request.config.getoption("--require"):
-        for name in needed[library]:
+        for name in needed:
             pytest.importorskip(name)
-    run("frameworks_worker.py", ranks, tmp_path, checks=(library,))
+    run("frameworks_worker.py", ranks, tmp_path, checks=(check,))

@@ -14,7 +14,7 @@ import pytest
 from ranks_of_torch import run
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ficco"
-HOME = PACKAGE / "private"
+HOME = PACKAGE / "core" / "private"
 # Attributes of PyTorch's objects that objects of ficco have, too; ficco reads its own by `self`.
 SHARED = {"_base", "_buffers", "_parameters", "_version"}
 # Methods of named tuples and a function of Python are documented, in spite of their names.
@@ -110,12 +110,12 @@ def test_collectives_are_those_of_the_wrappers(ranks: int, tmp_path: Path, torch
 
 def test_nothing_is_absent_here(torch: Any) -> None:
     """The names exist in the releases that are tested, so that no test runs by a fallback alone."""
-    import ficco.private.torch_collectives
-    import ficco.private.torch_core
-    import ficco.private.torch_layers
-    import ficco.private.triton_core
-    import ficco.private.triton_interpreter  # noqa: F401
-    from ficco.private import finding
+    import ficco.core.private.torch_collectives
+    import ficco.core.private.torch_core
+    import ficco.core.private.torch_layers
+    import ficco.core.private.triton_core
+    import ficco.core.private.triton_interpreter  # noqa: F401
+    from ficco.core.private import finding
 
     assert not finding.ABSENT, finding.ABSENT
     assert len(finding.ASKED) == len(set(finding.ASKED)) > 20

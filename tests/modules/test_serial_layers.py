@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ficco.machine import Machine
-from ficco.schedule import Schedule
+from ficco.core.machine import Machine
+from ficco.plan.schedule import Schedule
 
 pytest.importorskip("torch")
 
-from ficco.modules.layer_timing import _is_serial
+from ficco.api.layer_timing import _is_serial
 
 
 @pytest.mark.parametrize("machine", ["mesh4", "h200x4"])

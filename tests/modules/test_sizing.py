@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ficco import selector  # noqa: E402
-from ficco.machine import Machine  # noqa: E402
-from ficco.modules import sizing  # noqa: E402
-from ficco.modules.layers.layer import ATTRIBUTE, Layer, Options, Ranks, Seen  # noqa: E402
-from ficco.problem import Problem  # noqa: E402
+from ficco.api import sizing  # noqa: E402
+from ficco.api.layers.layer import ATTRIBUTE, Layer, Options, Ranks, Seen  # noqa: E402
+from ficco.core.machine import Machine  # noqa: E402
+from ficco.measure import selector  # noqa: E402
+from ficco.operators.problem import Problem  # noqa: E402
 
 
 def _layer(schedule: str, device: str) -> Layer:

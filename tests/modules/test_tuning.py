@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from ranks_of_torch import run
 
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.core.machine import Machine
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 NAMES = ("serial", "shard_p2p", "gated_1d")
 SCHEDULES = [Schedule.named(name).resolve(4, Machine.named("mesh4")) for name in NAMES]
@@ -37,8 +37,8 @@ def test_calls_are_measured(world: int, tmp_path: Path, torch: Any) -> None:
 )
 def test_the_fastest_is_chosen(ms: dict[str, list[float]], when: str, name: str) -> None:
     pytest.importorskip("torch")
-    from ficco.modules.tuned_files import Times
-    from ficco.modules.tuning import _choice_of
+    from ficco.api.tuned_files import Times
+    from ficco.api.tuning import _choice_of
 
     choice = _choice_of(Times(SCHEDULES, ms), when)
     times = dict(zip(SCHEDULES, ms[when], strict=True))
@@ -57,7 +57,7 @@ def _ranked(*entries: tuple[str, int, float | None]) -> list[tuple[Schedule, flo
 
 def test_the_most_promising_are_measured() -> None:
     pytest.importorskip("torch")
-    from ficco.modules.tuning import _promising
+    from ficco.api.tuning import _promising
 
     ranked = _ranked(
         ("gated_1d", 1, 1.0), ("gated_1d", 2, 1.1), ("hetero_fused_1d", 1, 1.1),
@@ -87,7 +87,7 @@ def test_ranks_run_what_all_have_compiled(
 ) -> None:
     """A rank that cannot compile still meets the others; all leave out what one rank lacks."""
     pytest.importorskip("torch")
-    from ficco.modules import auto, tuning
+    from ficco.api import auto, tuning
 
     def compile_kernels(calls: list[tuple[Problem, Schedule]]) -> None:
         raise OSError("no room in the folder of kernels")
@@ -97,7 +97,7 @@ def test_ranks_run_what_all_have_compiled(
 
     told: list[list[bool]] = []
 
-    def gathered(own: list[bool], call: str) -> list[list[bool]]:
+    def gathered(what: str, own: list[bool], call: str) -> list[list[bool]]:
         told.append(own)
         return [own, list(peer_has)]
 

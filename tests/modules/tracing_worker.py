@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import ficco
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:
@@ -210,6 +210,7 @@ def refusals(rank: int, world: int) -> None:
             dual = torch.autograd.forward_ad.make_dual(given, torch.ones_like(x))
             refused(lambda: ficco.all_gather_matmul(dual, w), "forward_ad")  # noqa: B023
             refused(lambda: ficco.matmul_all_reduce(dual, w), "forward_ad")  # noqa: B023
+    refused(lambda: torch.jit.script(ficco.column_matmul), "torch.jit.script cannot compile")
     assert torch.equal(untracked, ficco.all_gather_matmul(x, w))
     refused(lambda: ficco.all_gather_matmul(x, w, group="tp"), "no process group")
     call: Any = ficco.all_gather_matmul

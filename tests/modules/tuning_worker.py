@@ -5,6 +5,7 @@ python tuning_worker.py STORE RANK WORLD
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco.modules import auto, groups, tuning
+from ficco.api import auto, groups, tuning
+from ficco.core.logs import log
 from ficco.runtime.process import ProcessRuntime
 
 Tensor = torch.Tensor
@@ -28,8 +30,10 @@ TIMEOUT_S = 3.0
 BROKEN_FILES = (
     "{}", "", "[" * 10**5, '{"date": 0, "schedules": [], "ms": {}}',
     '{"date": 0, "schedules": [{"name": "serial"}], "ms": {"eager": [NaN]}}',
-    '{"date": 0, "schedules": [{"name": "serial"}], "ms": [5]}', "huge", "elsewhere",
+    '{"date": 0, "schedules": [{"name": "serial"}], "ms": [5]}', "fifo", "huge", "elsewhere",
+    "twice",
 )  # fmt: skip
+EDITED_FILES = BROKEN_FILES[-3:]  # still files of ficco.tune, which are written again
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -255,6 +259,36 @@ def unlike_calls(rank: int, world: int) -> None:
     ficco.close()
 
 
+def one_cannot_tune(rank: int, world: int) -> None:
+    """A rank whose options of tune are wrong tells those that measure; a context is left once."""
+    runtime = opened()
+    x, w = draw(rank, 4, 8), torch.ones(8, 3)
+    ficco.matmul_all_reduce(x, w)
+    begin = time.monotonic()
+    try:
+        with ficco.tune(schedules=4 if rank else 0):
+            ficco.matmul_all_reduce(x, w)
+    except ficco.FiccoError as error:
+        assert isinstance(error, ficco.EngineError) == bool(rank), error
+        assert "schedules=0" in str(error), error
+        assert time.monotonic() - begin < TIMEOUT_S - 1.0, "peers waited for the timeout"
+    else:
+        raise AssertionError("one rank alone cannot tune, and the others did")
+    dist.barrier()
+    ficco.reset()
+    context = ficco.tune(schedules=1)
+    with context:
+        ficco.matmul_all_reduce(x, w)
+    try:
+        context.__exit__(None, None, None)
+    except ficco.InputError as error:
+        assert "left more often than entered" in str(error), error
+    else:
+        raise AssertionError("a context was left twice")
+    assert len(auto.tuned[runtime]) == 1
+    ficco.close()
+
+
 def one_refuses(rank: int, world: int) -> None:
     """A rank whose arguments are wrong tells those that measure; then the call is measured."""
     runtime = opened()
@@ -300,11 +334,13 @@ def folders(rank: int, world: int) -> None:
         except ficco.InputError as error:
             assert "a folder's path is needed" in str(error), error
     folder = Path(os.environ["TUNED_FOLDER"])
-    x, w, found = draw(rank, 4, 8), torch.ones(8, 3), []
+    x, w, found, whole = draw(rank, 4, 8), torch.ones(8, 3), [], ""
     with _warnings() as texts:
         for turn in range(2 + len(BROKEN_FILES)):
             runtime = opened()
-            with ficco.tune(folder=folder if rank == 0 else None):  # rank 0 reads and writes
+            relative = Path(os.path.relpath(folder))
+            tuning_to = ficco.tune(folder=relative if rank == 0 else None)  # rank 0 alone uses it
+            with contextlib.chdir("/"), tuning_to:
                 y = ficco.matmul_all_reduce(x, w)
             want = sum((draw(r, 4, 8) for r in range(world)), torch.zeros(4, 8)) @ w
             torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
@@ -312,8 +348,13 @@ def folders(rank: int, world: int) -> None:
             found.append(choices["eager"])
             (file,) = folder.iterdir()
             dist.barrier()
+            whole = file.read_text() if turn == 0 else whole
             if rank == 0 and 0 < turn <= len(BROKEN_FILES):
-                file.write_text(_broken(BROKEN_FILES[turn - 1], file.read_text()))
+                file.unlink()
+                if BROKEN_FILES[turn - 1] == "fifo":
+                    os.mkfifo(file)
+                else:
+                    file.write_text(_broken(BROKEN_FILES[turn - 1], whole))
             ficco.close()
     first, second, *others = found
     assert first.schedule == second.schedule and first.predicted_ms == second.predicted_ms
@@ -322,8 +363,12 @@ def folders(rank: int, world: int) -> None:
     assert str(file) in second.reasons[0] and "measured by" in second.reasons[0], second.reasons
     for other in others:
         assert "measured here by ficco.tune" in other.reasons[0], other.reasons
-    assert len(texts) == (len(BROKEN_FILES) if rank == 0 else 0), texts
-    assert all("cannot be read as a file of ficco.tune" in text for text in texts), texts
+    unread = [text for text in texts if "cannot be read as a file of ficco.tune" in text]
+    unkept = [text for text in texts if "are not kept" in text]
+    assert len(unread) == (len(BROKEN_FILES) if rank == 0 else 0), texts
+    # What ficco has not written stays: all but the edited files, and an empty one.
+    assert len(unkept) == (len(unread) - len(EDITED_FILES) - 1 if rank == 0 else 0), texts
+    assert len(texts) == len(unread) + len(unkept), texts
     assert not texts or any("date, ms, schedules: missing" in text for text in texts), texts
 
 
@@ -334,6 +379,10 @@ def _broken(how: str, text: str) -> str:
         table["ms"]["eager"][0] = 10**400
     elif how == "elsewhere":  # a schedule that is not resolved
         table["schedules"][-1]["grain"] = "world"
+    elif how == "twice":
+        table["schedules"].append(table["schedules"][-1])
+        for times in table["ms"].values():
+            times.append(times[-1])
     else:
         return how
     return json.dumps(table)
@@ -343,11 +392,11 @@ def _broken(how: str, text: str) -> str:
 def _warnings() -> Iterator[list[str]]:
     """Yield the texts of warnings in the context."""
     heard = _Heard()
-    groups.log.addHandler(heard)
+    log.addHandler(heard)
     try:
         yield heard.texts
     finally:
-        groups.log.removeHandler(heard)
+        log.removeHandler(heard)
 
 
 class _Heard(logging.Handler):
@@ -395,7 +444,8 @@ def main(store: str, rank: int, world: int) -> None:
     options_are_checked()
     for check in (
         gradients, models, bags, without_a_profile, narrow_windows, contexts, one_rank_alone,
-        one_context_again, unlike_calls, one_refuses, problems_are_told_apart, one_fails, folders,
+        one_context_again, unlike_calls, one_refuses, one_cannot_tune,
+        problems_are_told_apart, one_fails, folders,
     ):  # fmt: skip
         check(rank, world)
         print(check.__name__, flush=True)

@@ -245,7 +245,8 @@ class TestSharedGroups:
         assert raising.submit(0)
         assert raising.finish()
         assert first.word(0, 0, word("data", 0, 1)) == 1
-        presence, age_s, calls, digest = first.rank_state(1)
+        presence, age_s, calls, digest, preparing = first.rank_state(1)
+        assert not preparing
         assert (presence, calls, digest) == ("here", 1, 9)
         assert 0 <= age_s < 5
 

@@ -2,8 +2,8 @@
 
 Warnings are errors here, and in CI's build of what is shipped, where code is optimized. All files
 of a target are compiled as one, which takes a third of the time, as most of it goes to headers.
-Native code is held by native/tests/*.cpp; here they are only built and run. A sanitizer's report
-fails the test that made it, whatever the exit status.
+Native code is held by tests/native/cpp/*.cpp; here they are only built and run. A report of a
+sanitizer fails the test that made it, whatever the exit status.
 """
 
 from __future__ import annotations

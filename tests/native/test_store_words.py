@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ficco.target import MOST_STORED
+from ficco.program.target import MOST_STORED
 
 NATIVE = Path(__file__).parents[2] / "native/src"
 TEXT = NATIVE / "driver/store_words.ptx.inc"

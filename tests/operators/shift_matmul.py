@@ -11,11 +11,11 @@ from typing import Any
 from ficco.operators.arrays import common_dtype, matrices, row_contiguous
 from ficco.operators.blocks import Blocks, Incoming, Outgoing
 from ficco.operators.functions import CALL, join, product_flops, split
-from ficco.operators.products import check_one_output, draw_weight, one_output, weight_operand
+from ficco.operators.problem import Output, Problem
+from ficco.operators.products import check_one_output, one_output, weight_operand
 from ficco.operators.reference import exact_product, weight_of, wide
-from ficco.problem import Output, Problem
-from ficco.registry import Expected, Flow, Function, Local, Operand, Operator, Posed
-from ficco.symbolic import dot
+from ficco.operators.registry import Expected, Flow, Function, Local, Operand, Operator, Posed
+from ficco.operators.symbolic import dot
 
 NAME = "shift_matmul"
 
@@ -36,7 +36,6 @@ def _operands(problem: Problem, rank: int) -> list[Operand]:
     return [
         Operand("x", "input", p.rows[rank], p.k, p.dtype),
         weight_operand(p, output, output.operand, p.k, rank),
-        Operand("y0", "output", *p.result_shapes(rank)[0], p.dtype),
     ]
 
 
@@ -46,12 +45,6 @@ def _meaning(problem: Problem, rank: int) -> Iterator[Expected]:
     term = dot((sender, "x"), False, 0, weight, output.operand_transposed, 0, 0, (0, p.k))
     if p.rows[sender]:
         yield Expected("y0", 0, p.rows[sender], 0, p.n, term)
-
-
-def _inputs(problem: Problem, rank: int, draw: Any) -> dict[str, Any]:
-    output = problem.outputs[0]
-    w = draw_weight(problem, output, problem.k, rank, draw)
-    return {"x": draw.normal(problem.rows[rank], problem.k), output.operand: w}
 
 
 def _reference(problem: Problem, inputs: Sequence[Any], ranks: Sequence[int]) -> Any:
@@ -88,7 +81,6 @@ OPERATOR = Operator(
     operands=_operands,
     meaning=_meaning,
     blocks=_blocks,
-    inputs=_inputs,
     reference=_reference,
     pose=_pose,
     function=Function(

@@ -14,14 +14,15 @@ from ranks_of_torch import run
 from shift_matmul import NAME, OPERATOR
 
 import ficco
-from ficco import operators, oracle, registry, simulator
+from ficco import operators
 from ficco.cli.main import main
-from ficco.errors import InputError, ScheduleError
+from ficco.core.errors import InputError, ScheduleError
+from ficco.core.machine import Machine
 from ficco.lowering import lower
-from ficco.machine import Machine
-from ficco.operators import OPERATORS
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.measure import simulator
+from ficco.operators import OPERATORS, oracle, registry
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 from ficco.verifier import verify
 
 PACKAGE = Path(ficco.__file__).parent
@@ -108,13 +109,11 @@ def test_a_name_is_taken_once() -> None:
 # Files that may name operators: the public functions with their signatures, kernels that are one
 # operator's own, what measures one operator, and layers, each of which calls its function.
 NAMING = {
-    "__init__.py", "node_operators.py", "modules/functions.py",
-    "modules/operators.py",
-    "modules/autograd.py", "modules/explaining.py", "modules/layer_timing.py", "modules/sizing.py",
-    "modules/layers/choosing.py", "modules/layers/layer.py", "modules/layers/sample_call.py",
-    "passes/one_kernel_all_reduce.py", "passes/one_kernel_gather.py",
-    "packing/grid.py", "profiling/call_overhead.py", "profiling/gpu/host_costs.py",
-    "profiling/host/rig.py", "cli/arguments.py",
+    "__init__.py", "api/node_operators.py", "api/functions.py", "api/autograd.py",
+    "api/explaining.py", "api/layer_timing.py", "api/sizing.py", "api/layers/choosing.py",
+    "api/layers/layer.py",
+    "cli/packing/grid.py", "measure/profiling/entry_costs.py",
+    "measure/profiling/gpu/calls.py", "measure/profiling/host/rig.py", "cli/arguments.py",
 }  # fmt: skip
 
 

@@ -11,24 +11,25 @@ from unittest import mock
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from ficco import registry
-from ficco.dtypes import DTYPES, INDEX_DTYPES
-from ficco.errors import ScheduleError
-from ficco.lowering import lower, recv_copies
+from ficco.core.dtypes import DTYPES, INDEX_DTYPES
+from ficco.core.errors import ScheduleError
+from ficco.core.machine import Link, Machine
+from ficco.lowering import finishing, lower
 from ficco.lowering.cutting import is_edged
 from ficco.lowering.one_kernel_gather import is_one_kernel
-from ficco.machine import Link, Machine
-from ficco.operators import OPERATORS
+from ficco.lowering.sending import sends_all
+from ficco.operators import OPERATORS, registry
+from ficco.operators.problem import MODES, Output, Problem
 from ficco.plan import Plan
-from ficco.problem import MODES, Output, Problem
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
 SWITCH = Machine("switch", 1, 64, "host", (Link("node", "port"),))
 NAMED = Schedule.names()
-ONE_KERNEL = {  # of few rows
+ONE_KERNEL = {  # calls of one launch
     op: tuple(name for name in Schedule.names(op) if Schedule.named(name).transport == "sm")
-    for op in ("matmul_all_reduce", "all_gather_matmul")
+    for op in OPERATORS
+    if op != "embedding_all_to_all"
 }
 
 
@@ -129,8 +130,9 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     direct = ONE_KERNEL.get(problem.op, ())
     if max(map(len, problem.pairs), default=1) > 1:
         direct = ()  # it multiplies one pair
-    if problem.op == "all_gather_matmul" and not is_one_kernel(problem):
-        direct = ()
+    if problem.op == "all_gather_matmul":
+        fits = {"gather_sm": is_one_kernel(problem), "push_sm": sends_all(problem)}
+        direct = tuple(name for name in direct if fits[name])
     if any(output.bias for output in problem.outputs):  # of the rank that owns a row
         direct = tuple(name for name in direct if name != "one_shot_pull")
     if not gated and direct and draw(st.integers(0, 2)) == 0:
@@ -177,8 +179,8 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
 def plans(draw: st.DrawFn, max_world: int = 6, op: str | None = None, gated: bool = False) -> Plan:
     problem = draw(problems(max_world, op))
     schedule = draw(schedules(problem, gated))
-    small = draw(st.sampled_from((0, recv_copies.SMALL_BYTES)))  # 0: as of large problems
-    with mock.patch.object(recv_copies, "SMALL_BYTES", small):
+    small = draw(st.sampled_from((0, finishing.SMALL_BYTES)))  # 0: as of large problems
+    with mock.patch.object(finishing, "SMALL_BYTES", small):
         return lower(problem, schedule)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from ficco.operators.problem import MODES
 from ficco.plan import (
     SIGNALS,
     Buffer,
@@ -17,7 +18,6 @@ from ficco.plan import (
     mode_of,
     modes_in_step,
 )
-from ficco.problem import MODES
 
 Edit = Callable[[Plan, random.Random], "Plan | None"]
 

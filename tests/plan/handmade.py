@@ -5,9 +5,9 @@ Two ranks, r and its peer q. They show that verifier and interpreter know the pl
 
 from __future__ import annotations
 
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Buffer, Part, Plan, Product, RankPlan, Region, Signal, Step, digest_of
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 
 SCHEDULE = Schedule(grain=1, route="rotation", name="by hand")
 M0, M1, N = 3, 2, 4

@@ -3,6 +3,9 @@
 A device has few places for programs of kernels, often one. A kernel begins when a place is free,
 takes one or more, and keeps them until it ends, also while it waits. Each of its programs takes the
 next part of the step. Everything else goes on without a place.
+
+A wait step for `entered` compares the calls of two ranks. A rank that ends a call without having
+compared it with every peer's would not notice that a peer makes another call.
 """
 
 import json
@@ -132,6 +135,7 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
     at_rest = {(r, "free", s, 0, copy) for r in ranks for s in ranks if r != s for copy in both}
     flags = set(at_rest)  # signals that are 1 (of 5 fields), and what has ended
     told, over, given_up = {}, set(), set()  # by call and rank: who has raised free at it; ended
+    compared = set()  # call, rank and peer
     values, met, at, waiting, ready = {}, {}, {}, {}, []  # lane: [priority, events, flag at end]
     keen, naps = rng.choice((2, 8)), rng.choice((0.02, 0.1, 0.3))  # the best of keen runs, or naps
     power = 1 / keen
@@ -238,6 +242,8 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         def play(step: dict, part: dict) -> Events:
             if waits := part.get("waits"):
                 yield from until(*(signal(one, "rank") for one in waits))
+            if step["kind"] == "wait":
+                compared.update((call, rank, x["peer"]) for x in waits if x["name"] == "entered")
             writes, sent = () if step["kind"] == "gemm" else part.get("writes", ()), {}
             if step["kind"] == "collective":
                 number = [x["id"] for x in steps if x["kind"] == "collective"].index(step["id"])
@@ -295,6 +301,8 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
         yield from fork((rank, call, "lane"), {name: lane(name) for name in lanes})
         for key in [key for key in known if key[0] == rank]:
             assert np.array_equal(memory[*key, rank], known[key]), f"call {call}: wrong {key[1]}"
+        for peer in ranks if windows else ():
+            assert peer == rank or (call, rank, peer) in compared, f"no look at {peer}'s call"
         for key in own[copies[0]] if mail else ():  # given up as the call ends
             memory[*key, copies[0]].fill(np.nan)
         over.add((call, rank))

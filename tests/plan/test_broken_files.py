@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from ficco import Problem, Schedule, data
-from ficco.errors import InputError
+from ficco import Problem, Schedule
+from ficco.cli.sweeping.grid import Grid
+from ficco.core import data
+from ficco.core.errors import InputError
+from ficco.core.machine import Machine
 from ficco.lowering import lower
-from ficco.machine import Machine
-from ficco.plan_json import dumps, loads
-from ficco.selector.book import Book
-from ficco.sweeping.grid import Grid
+from ficco.measure.selector.book import Book
+from ficco.plan.plan_json import dumps, loads
 
 WRONG = (
     "no", "x" * 5000, -1, 0, 1.5, float("nan"), float("inf"), True, 10**400, 1 << 20_000, [], {},

@@ -13,18 +13,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from interpreter import Wrong, interpret
 
-from ficco.errors import EngineError, ScheduleError
+from ficco.core.errors import EngineError, ScheduleError
+from ficco.core.machine import COLLECTIVES
 from ficco.lowering import lower
-from ficco.machine import COLLECTIVES
 from ficco.operators import OPERATORS
-from ficco.passes import compile_plan
-from ficco.passes.readback import read_back_plan
+from ficco.operators.problem import Problem
 from ficco.plan import Plan, Region, Step
-from ficco.plan_json import dumps
-from ficco.problem import Problem
+from ficco.plan.plan_json import dumps
+from ficco.plan.schedule import Schedule
 from ficco.program import Copy, Exchange, Launch
-from ficco.schedule import Schedule
-from ficco.target import HOST, LIBRARY, cuda_target
+from ficco.program.passes import compile_plan
+from ficco.program.passes.readback import read_back_plan
+from ficco.program.target import HOST, LIBRARY, cuda_target
 from ficco.verifier import verify
 
 MORE = int(os.environ.get("FICCO_EXAMPLES", "1"))

@@ -15,7 +15,7 @@ class TestWindowsThatPeersRead:
 
     def test_without_the_wait_a_peer_may_still_read(self) -> None:
         found = verify(without(self.plan, 1, "compute.wait_read"))
-        assert {v.rule for v in found} == {"handover"} and found[0].step.startswith("pull")
+        assert {v.rule for v in found} == {"handover"} and found[0].step.startswith("compute.pull")
         assert all("after rank 1 has ended its call" in each.message for each in found)
 
     def test_free_is_cleared_before_peers_may_raise_it_again(self) -> None:

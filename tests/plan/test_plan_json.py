@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
-from cases import NAMED, plan_of
+from cases import MESH, plan_of
+from changed_steps import changed
 from handmade import HANDMADE
 
-from ficco.errors import PlanError
+from ficco.core.errors import PlanError, ScheduleError
+from ficco.lowering import lower
+from ficco.operators import OPERATORS
+from ficco.operators.problem import Problem
 from ficco.plan import digest_of
-from ficco.plan_json import dumps, loads
+from ficco.plan.plan_json import dumps, loads
+from ficco.plan.schedule import Schedule
 
 SCHEMA = json.loads(
     (Path(__file__).resolve().parents[2] / "schedules" / "plan.schema.json").read_text()
 )
 
 
-@pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("world", [1, 3])
-def test_lowered_plans_fit_the_schema(name: str, world: int) -> None:
-    jsonschema.validate(json.loads(dumps(plan_of(name, world, 7, 5, 6, "bfloat16"))), SCHEMA)
+@pytest.mark.parametrize("op", OPERATORS)
+def test_lowered_plans_fit_the_schema(op: str) -> None:
+    schedules = [Schedule.named(name) for name in Schedule.names(op)]
+    schedules.append(replace(Schedule.named("serial"), transport="collective"))
+    for schedule, world in itertools.product(schedules, (1, 2, 3)):
+        problem = Problem.chunked(op, world, 7, 5, 6, "bfloat16")
+        try:
+            plan = lower(problem, schedule.resolve(world, MESH))
+        except ScheduleError:  # bags are not cut by columns
+            assert schedule.cut == "columns" and problem.flow.pools
+            continue
+        jsonschema.validate(json.loads(dumps(plan)), SCHEMA)
+        assert loads(dumps(plan)) == plan
 
 
 @pytest.mark.parametrize("name", sorted(HANDMADE))
@@ -105,7 +121,12 @@ def test_a_file_from_the_format_alone() -> None:
 
     text = (Path(__file__).parent / "by_hand.json").read_text()
     jsonschema.validate(json.loads(text), SCHEMA)
-    assert not verify(loads(text, "by_hand.json"))
+    plan = loads(text, "by_hand.json")
+    assert not verify(plan)
+    (waits,) = [step for step in plan.ranks[1].steps if step.id == "g"]
+    (found,) = verify(changed(plan, 1, "g", signals=waits.signals[:1]))
+    assert (found.rank, found.step, found.rule) == (1, "i", "entered")
+    assert "does not notice if rank 0 makes another call" in found.message
 
 
 def test_a_file_of_version_2() -> None:
@@ -135,3 +156,10 @@ def test_a_gated_plan_of_version_2() -> None:
     for broken in ([], {"ranks": 1}, {"ranks": [1, {"steps": 1}, {"steps": [1, {"parts": [1]}]}]}):
         with pytest.raises(PlanError):
             loads(json.dumps({**data, **broken} if isinstance(broken, dict) else broken))
+
+
+def test_a_digest_covers_the_bias_and_earlier_ones_are_read() -> None:
+    problems = [Problem.chunked("all_gather_matmul", 2, 4, 2, 2, bias=b) for b in (False, True)]
+    plain, biased = (lower(each, Schedule.named("serial").resolve(2, MESH)) for each in problems)
+    assert plain.digest != biased.digest
+    assert loads(dumps(biased).replace(str(biased.digest), str(plain.digest))) == biased

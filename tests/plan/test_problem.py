@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ficco import data
-from ficco.errors import FiccoError, InputError, MachineError, ScheduleError
+from ficco.core import data
+from ficco.core.errors import FiccoError, InputError, MachineError, ScheduleError
+from ficco.core.machine import Link, Machine
 from ficco.lowering import lower, lower_rank
 from ficco.lowering.cutting import arrivals, chunk_bounds, departures, turn_bounds
-from ficco.machine import Link, Machine
 from ficco.operators import OPERATORS
+from ficco.operators.problem import MAX_WORLD, Output, Problem, chunk_sizes
 from ficco.plan import SIGNALS, SIGNALS_PER_COPY, Signal, signal_at, signal_place
-from ficco.problem import MAX_WORLD, Output, Problem, chunk_sizes
-from ficco.schedule import AXES, MAX_CHUNKS, Schedule
+from ficco.plan.schedule import AXES, MAX_CHUNKS, Schedule
 
 
 def ag(world: int = 2, **fields: object) -> Problem:
@@ -83,8 +83,9 @@ class TestProblem:
 
     def test_what_ranks_agree_on_leaves_out_what_one_rank_alone_knows(self) -> None:
         mine = Problem("all_gather_matmul", 2, (2, 2), 4, (Output((3, 3)),))
-        theirs = Problem("all_gather_matmul", 2, (2, 2), 4, (Output((5, 5), bias=True),))
-        assert mine.agreed() == theirs.agreed()
+        theirs = Problem("all_gather_matmul", 2, (2, 2), 4, (Output((5, 5)),))
+        biased = Problem("all_gather_matmul", 2, (2, 2), 4, (Output((3, 3), bias=True),))
+        assert mine.agreed() == theirs.agreed() != biased.agreed()
         assert mine.agreed() != ag(dtype="float16").agreed()
 
 
@@ -95,11 +96,15 @@ class TestSchedule:
             "uniform_fused_2d", "gated_1d",
         }  # fmt: skip
         small = {"one_shot_sm", "two_shot_sm", "one_shot_pull", "two_shot_pull"}
-        own = {"ring_1d", "gated_sums_1d"}
+        own = {"ring_1d", "gated_sums_1d", "push_sm"}
         assert set(Schedule.names("matmul_all_reduce")) == {*Schedule.names(), *own, *small}
         assert set(Schedule.names("matmul_reduce_scatter")) == {*Schedule.names(), *own}
-        assert set(Schedule.names("all_gather_matmul")) == {*Schedule.names(), "gather_sm"}
-        assert set(Schedule.names("all_to_all_matmul")) == set(Schedule.names())
+        assert set(Schedule.names("all_gather_matmul")) == {
+            *Schedule.names(),
+            "gather_sm",
+            "push_sm",
+        }
+        assert set(Schedule.names("all_to_all_matmul")) == {*Schedule.names(), "push_sm"}
         for name in [*Schedule.names("matmul_all_reduce"), "gather_sm"]:
             assert Schedule.named(name).name == name
             assert data.load("named", name, "schedule", ScheduleError)["about"]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ficco.core.machine import Machine
 from ficco.lowering import lower
-from ficco.lowering.recv_copies import GROWTH, SMALL_BYTES, Arrival, moves
-from ficco.machine import Machine
-from ficco.passes.copies import joined_copies
+from ficco.lowering.finishing import GROWTH, SMALL_BYTES, Arrival, moves
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Region, Signal
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
+from ficco.program.passes.copies import joined_copies
 from ficco.verifier import verify
 
 H200 = Machine.named("cuda")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ficco.errors import ScheduleError
+from ficco.core.errors import ScheduleError
 from ficco.lowering import lower, lower_rank
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Plan, Signal
-from ficco.problem import Output, Problem
-from ficco.schedule import MAX_CHUNKS, Schedule
+from ficco.plan.schedule import MAX_CHUNKS, Schedule
 from ficco.verifier import verify
 
 RING = replace(Schedule.named("ring_1d"), route="rotation")
@@ -85,7 +85,7 @@ def test_a_rank_without_a_part_of_k_passes_on_what_came(op: str, depths: tuple[i
     [
         ("all_gather_matmul", {}, "sums='apart'"),
         ("matmul_all_reduce", {"sums": "within"}, "sums='apart', or compute='gated'"),
-        ("matmul_all_reduce", {"transport": "sm"}, "cut='columns'"),
+        ("matmul_all_reduce", {"transport": "sm"}, "compute='gated', sums='apart'"),
         ("matmul_all_to_all", {}, "matmul_reduce_scatter and matmul_all_reduce"),
         ("matmul_reduce_scatter", {"compute": "per_step"}, "compute='per_chunk'"),
         ("matmul_reduce_scatter", {"compute": "gated"}, "compute='per_chunk'"),

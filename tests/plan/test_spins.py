@@ -17,10 +17,10 @@ from interpreter import Wrong, interpret
 
 from ficco.lowering import lower
 from ficco.operators import OPERATORS
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Buffer, Part, Plan, Region, Signal, Step, copy_unit
-from ficco.plan_json import dumps, loads
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
+from ficco.plan.plan_json import dumps, loads
+from ficco.plan.schedule import Schedule
 from ficco.verifier import Violation, verify
 
 SEEDS = range(80)

@@ -20,9 +20,9 @@ from handmade import (
 
 import ficco.verifier
 from ficco.lowering import lower
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Signal, Step, digest_of
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
+from ficco.plan.schedule import Schedule
 from ficco.verifier import Violation, verify
 
 
@@ -253,7 +253,7 @@ class TestMailboxes:
         at = self.plan.ranks[1].steps[find(self.plan, 1, "compute.wait_entered")]
         fewer = changed(self.plan, 1, "compute.wait_entered", signals=at.signals[:1])
         for mutant in (fewer, without(self.plan, 1, "compute.wait_entered")):
-            found = [v for v in verify(mutant) if v.rule == "handover"]
+            found = [v for v in verify(mutant) if v.rule == "entered"]
             assert found and found[0].rank == 1 and "next call but one" in found[0].message
 
     def test_a_mailbox_has_no_word_that_says_free(self) -> None:
@@ -268,9 +268,9 @@ class TestMailboxes:
         step = Step("more", "compute", "clear", "none", signals=(other,))
         found = verify(with_steps(self.plan, 0, [*self.plan.ranks[0].steps, step]))
         assert rules(found) == {"signals"} and "copies alternate" in found[0].message
-        push = self.plan.ranks[0].steps[find(self.plan, 0, "push.0")]
+        push = self.plan.ranks[0].steps[find(self.plan, 0, "compute.push.0")]
         there = tuple([region._replace(copy=1) for region in push.writes])
-        found = verify(changed(self.plan, 0, "push.0", writes=there))
+        found = verify(changed(self.plan, 0, "compute.push.0", writes=there))
         assert rules(found) == {"form"} and "the previous call" in found[0].message
 
     def test_windows_beside_mailboxes(self) -> None:
@@ -290,6 +290,33 @@ class TestMailboxes:
 
         found = verify(self.plan._replace(ranks=tuple(map(single, self.plan.ranks))))
         assert any("a mailbox 2" in v.mend for v in found)
+
+
+class TestOtherCalls:
+    """`entered` alone says which call a peer makes, and a wait step compares it."""
+
+    @pytest.mark.parametrize("name", ["serial", "hetero_fused_1d", "gated_1d", "gather_sm"])
+    def test_a_rank_that_waits_for_data_alone_does_not_notice_another_call(self, name: str) -> None:
+        plan = plan_of(name, 3, 12, 6, 8)
+        assert not verify(plan)
+        mutant = without(plan, 1, "compute.wait_entered")
+        found = [v for v in verify(mutant) if v.rule == "entered"]
+        assert [(v.rank, v.step) for v in found] == [(1, "compute.clear")] * 2
+        for peer, violation in zip((0, 2), found, strict=True):
+            assert f"if rank {peer} makes another call" in violation.message
+            assert f"wait for entered[{peer}]" in violation.mend
+
+    def test_a_part_of_a_gated_step_compares_no_digests(self) -> None:
+        plan = plan_of("gated_1d", 2, 4, 2, 4)
+        entered = plan.ranks[0].steps[find(plan, 0, "compute.wait_entered")].signals
+        first, *others = plan.ranks[0].steps[find(plan, 0, "gemm")].parts
+        plan = changed(plan, 0, "gemm", parts=(first._replace(waits=entered), *others))
+        assert "entered" not in rules(verify(plan))
+        assert "entered" in rules(verify(without(plan, 0, "compute.wait_entered")))
+
+    def test_plans_of_collectives_have_no_signals_to_compare(self) -> None:
+        for plan in (collective_all_gather(), pooled_embedding()):
+            assert not any(step.signals for step in plan.ranks[0].steps) and not verify(plan)
 
 
 class TestSpinning:

@@ -24,15 +24,15 @@ import torch
 import torch.distributed as dist
 
 import ficco
-from ficco import oracle
-from ficco.compute import dtype_of, named
-from ficco.engines import host
+from ficco.core.machine import Link, Machine
+from ficco.engine import host
+from ficco.engine.compute import dtype_of, named
 from ficco.lowering import lower_rank
-from ficco.machine import Link, Machine
+from ficco.operators import oracle
+from ficco.operators.problem import Problem
 from ficco.plan import WindowBytes
-from ficco.problem import Problem
+from ficco.plan.schedule import Schedule
 from ficco.runtime.process import ProcessRuntime
-from ficco.schedule import Schedule
 
 HOST = Machine.named("host")
 runtimes: dict[str, ProcessRuntime] = {}
@@ -105,14 +105,19 @@ def function(
     fill_nan: bool = False,
     times: int = 1,
     schedule: str = "auto",
+    alarm_s: float = 0,
 ) -> bool:
-    """Call all_gather_matmul of whole numbers; return whether all results were right."""
+    """Call all_gather_matmul of whole numbers; return whether all results were right.
+
+    An alarm may come some time after the calls began.
+    """
     group = groups[name]
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     xs = [torch.arange(4.0 * inner).reshape(4, inner) % 31 + 7 * r for r in range(world)]
     w = torch.arange(float(inner * columns)).reshape(inner, columns) % 29
     given = w.double() if fill_nan else w
     wanted = torch.cat(xs) @ w
+    signal.setitimer(signal.ITIMER_REAL, alarm_s)
     return all(
         torch.equal(
             ficco.all_gather_matmul(xs[rank], given, group=group, schedule=schedule), wanted
@@ -181,8 +186,7 @@ def handle(name: str) -> None:
 def interrupted(name: str, after_s: float) -> None:
     """Make calls until an alarm, which may come at any moment of a call."""
     handle(name)
-    signal.setitimer(signal.ITIMER_REAL, after_s)
-    function(name, times=10**6)
+    function(name, times=10**6, alarm_s=after_s)
 
 
 def interrupted_start(name: str) -> None:
@@ -210,8 +214,7 @@ def interrupted_start(name: str) -> None:
 def tuned(name: str, alarm_s: float = 0) -> bool:
     """Call as `function`, in `ficco.tune`, which measures for a while; the alarm may come in it."""
     with ficco.tune(schedules=64):
-        signal.setitimer(signal.ITIMER_REAL, alarm_s)
-        return function(name, inner=3000, columns=1500)
+        return function(name, inner=3000, columns=1500, alarm_s=alarm_s)
 
 
 def leave_a_child() -> int:
@@ -265,7 +268,7 @@ def reset(name: str) -> None:
 
 def agree(name: str, call: str) -> list[Any]:
     """Exchange data for a call, as the first call by auto does."""
-    return runtimes[name].gathered(runtimes[name].rank, call)
+    return runtimes[name].gathered("agree", runtimes[name].rank, call)
 
 
 def grow(name: str, window_bytes: int) -> None:

@@ -2,7 +2,8 @@
 
 [RANK=R WORLD_SIZE=N] python first_call_worker.py CHECK STORE
 
-CHECK is whole, name, raising, forking, threads or closing; STORE is a file that does not exist.
+CHECK is whole, name, raising, forking, threads, closing or dying. STORE is a file that does not
+exist.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
@@ -124,7 +127,7 @@ def fork_at_an_import() -> None:
         found.append(whole())
 
     def execute(loader: SourceFileLoader, module: ModuleType) -> None:
-        if module.__name__ == "ficco.modules.operators":
+        if module.__name__ == "ficco.api.operators":
             reached.set()
             forked.wait(30)
         exec_module(loader, module)
@@ -172,12 +175,12 @@ def in_threads(run: Callable[[], object]) -> None:
 def call_in_threads() -> None:
     """All threads' first calls use one runtime. Ranks need long to open a group together."""
     call = from_name()
-    from ficco.modules import groups
+    from ficco.api import groups
 
     opened, runtime_of = [], groups.ProcessRuntime
 
-    def noted(*given: Any) -> Any:
-        opened.append(runtime_of(*given))
+    def noted(*given: Any, **named: Any) -> Any:
+        opened.append(runtime_of(*given, **named))
         return opened[-1]
 
     groups.ProcessRuntime = noted  # type: ignore[assignment,misc]
@@ -199,15 +202,47 @@ def close_in_threads() -> None:
         sys.setswitchinterval(interval)
 
 
+def die_at_an_import(rank: int, kept: Any) -> None:
+    """Rank 1 makes no call, and then dies as it imports ficco's modules; rank 0 is told soon."""
+    if rank == 1:
+        kept.wait(["late"], timedelta(seconds=60))
+        sys.meta_path.insert(0, Dies())  # type: ignore[arg-type]
+        whole()
+    begin = time.monotonic()
+    try:
+        ficco.prepare(timeout_s=1.0)
+    except ficco.TimeoutExceeded as error:
+        assert "rank 1 (it has not called ficco) did not arrive within 1 s" in str(error), error
+    assert 1.0 < time.monotonic() - begin < 10
+    kept.set("late", "1")
+    begin = time.monotonic()
+    try:
+        whole()
+    except ficco.EngineError as error:
+        assert "rank 1 (pid" in str(error) and "has died" in str(error), error
+    assert time.monotonic() - begin < 10
+    os._exit(0)  # torch.distributed would wait for rank 1
+
+
+class Dies:
+    """Ends this process during the import of an operator."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "ficco.api.operators":
+            os._exit(0)
+
+
 def main(how: str, store: str) -> None:
-    if how in ("whole", "name", "raising", "forking"):
-        assert "ficco.modules" not in sys.modules, "the first call is to load them"
+    if how in ("whole", "name", "raising", "forking", "dying"):
+        assert "ficco.api" not in sys.modules, "the first call is to load them"
     rank, world = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
     world = max(world, 1)
     kept = dist.FileStore(store, world)
     dist.init_process_group("gloo", store=kept, rank=rank, world_size=world)
     if how == "threads":
         call_in_threads()
+    elif how == "dying":
+        die_at_an_import(rank, kept)
     elif how == "raising":
         raise_at_imports()
     elif how == "forking":

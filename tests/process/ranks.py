@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
+from ficco.core.machine import Machine
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 WORKER = Path(__file__).with_name("commanded_rank.py")
 HOST = Machine.named("host")

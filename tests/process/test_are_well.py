@@ -6,21 +6,21 @@ import os
 
 import pytest
 
-from ficco.engines import shared_memory
-from ficco.engines.devices import are_well
-from ficco.machine import Machine
+from ficco.core.machine import Machine
+from ficco.engine import groups
+from ficco.engine.devices import are_well
 
 
 @pytest.fixture
-def group() -> shared_memory.Group:
-    memory = shared_memory.create(2, 4096)
+def group() -> groups.Group:
+    memory = groups.create(2, 4096)
     try:
-        return shared_memory.join(memory, 2, 0, 4096, Machine.named("host"), 5.0)
+        return groups.join(memory, 2, 0, 4096, Machine.named("host"), 5.0)
     finally:
         os.close(memory)
 
 
-def test_a_group_is_well_until_it_fails(group: shared_memory.Group) -> None:
+def test_a_group_is_well_until_it_fails(group: groups.Group) -> None:
     assert are_well([group], [])
     assert are_well([group, group], [])
     group.fail(0)

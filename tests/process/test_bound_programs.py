@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ficco.problem import Problem
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 from ficco.runtime.bound import BOUND_PROGRAMS, BoundPrograms
-from ficco.schedule import Schedule
 
 SCHEDULE = Schedule(grain=1)
 

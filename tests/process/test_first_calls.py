@@ -18,7 +18,8 @@ def test_calls_of_handlers_and_threads(how: str, tmp_path: Path) -> None:
     assert code == 0, said
 
 
-def test_threads_open_a_group_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "kind"), [("threads", ""), ("dying", "torch")])
+def test_calls_of_ranks(how: str, kind: str, tmp_path: Path) -> None:
     run_ranks(
-        2, WORKER, "threads", tmp_path / "store", folder=tmp_path, environment={}, timeout=100
+        2, WORKER, how, tmp_path / "store", folder=tmp_path, environment={}, timeout=100, kind=kind
     )

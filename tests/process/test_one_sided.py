@@ -181,7 +181,7 @@ def test_a_rank_that_has_left_is_told_of(fresh: Any, way: str, early: bool) -> N
     told(ranks, [0, 2], f"Rank 1 (pid {ranks.all[1].pid}) {cause}", "Restart the processes")
     call(ranks, [0])
     answer = ranks.all[0].receive()
-    assert "raise it if the machine is slow" not in answer["text"], answer
+    assert "increase it if the machine is slow" not in answer["text"], answer
 
 
 def test_what_ends_in_order_is_no_failure(fresh: Any) -> None:

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from ranks import HOST, SCHEDULES, Ranks, gathering, posed
 
-from ficco import oracle
-from ficco.compute import dtype_of, named
+from ficco.engine.compute import dtype_of, named
 from ficco.lowering import lower
-from ficco.operators import OPERATORS
-from ficco.problem import Output, Problem
-from ficco.runtime.local import LocalRuntime
-from ficco.schedule import Schedule
+from ficco.operators import OPERATORS, oracle
+from ficco.operators.problem import Output, Problem
+from ficco.plan.schedule import Schedule
+from ficco.runtime.node_runtime import NodeRuntime
 
 GEMMS = OPERATORS[:5]
 
@@ -32,7 +31,7 @@ def group(four: Ranks, members: list[int], timeout_s: float = 20, **words: Any) 
 
 
 def in_one_process(problem: Problem, schedule: str, seed: int = 0) -> list[list[str]]:
-    """Return digests of the outputs by rank, as LocalRuntime computes them."""
+    """Return digests of the outputs by rank, as NodeRuntime computes them."""
     resolved = Schedule.named(schedule).resolve(problem.world, HOST)
     given = oracle.inputs(problem, seed)
     plan = lower(problem, resolved)
@@ -44,7 +43,7 @@ def in_one_process(problem: Problem, schedule: str, seed: int = 0) -> list[list[
             if b.role == "output"
         }
         arrays.append({**mine, **outputs})
-    runtime = LocalRuntime(problem.world, HOST, named("numpy"), timeout_s=20)
+    runtime = NodeRuntime(problem.world, HOST, named("numpy"), timeout_s=20)
     try:
         runtime.execute(problem, resolved, arrays)
     finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ficco.engines.window_layout import Layout
-from ficco.plan import WindowBytes
+from ficco.core.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,41 @@ def test_ranks_on_one_device_are_found_by_its_address(
     monkeypatch: pytest.MonkeyPatch, addresses: list[str], shared: list[bool]
 ) -> None:
     pytest.importorskip("torch")
-    from ficco.runtime import signal_probe
+    import torch
 
-    makers = SimpleNamespace(
-        capabilities=lambda device: SimpleNamespace(pci=addresses[0]), REMEDY="",
-        signal_kinds=lambda: ("copy",), open_gpu=lambda device: None,
+    from ficco.runtime import torch_gpu
+
+    vendor = SimpleNamespace(
+        capabilities=lambda device: SimpleNamespace(pci=addresses[0]),
+        signal_kinds=lambda: ("copy",),
         writable_words=lambda kind, at, rank: [other == rank for other in range(len(at))],
-    )  # fmt: skip
-    probe = SimpleNamespace(send=lambda value: "", look=lambda value: "")
-    monkeypatch.setattr(signal_probe, "vendor", lambda: makers)
-    monkeypatch.setattr(signal_probe, "ordinal", lambda: 0)
-    monkeypatch.setattr(signal_probe, "Probe", lambda *_: probe)
-    monkeypatch.setattr(signal_probe.torch.cuda, "synchronize", lambda: None)
+    )
+    monkeypatch.setattr(torch_gpu, "vendor", lambda: vendor)
 
-    def gathered(own: Any) -> list[Any]:
-        return [(at, *own[1:]) if isinstance(own, tuple) else own for at in addresses]
+    class Runtime:
+        rank, device = 0, torch.device("cuda", 0)
 
-    runtime: Any = SimpleNamespace(rank=0, world=len(addresses), gathered=gathered)
-    found = signal_probe.probed_signals(runtime, [], [], Layout(WindowBytes()))
-    assert found.shared == shared
-    assert len(found.writable) == len(addresses)
+    def exchange(what: str, values: Sequence[Any]) -> list[Any]:
+        return [(at, *values[0][1:]) for at in addresses]
+
+    runtime: Any = Runtime()
+    gpu = torch_gpu.TorchGpu(runtime, None, len(addresses), torch_gpu.TorchDeviceCompute())
+    assert gpu.kinds(exchange) == ("copy",)
+    ranks = range(len(addresses))
+    assert [gpu.shared(rank) for rank in ranks] == shared
+    assert [len(gpu.writable("copy", rank)) for rank in ranks] == [len(addresses)] * len(addresses)
+
+
+def test_ranks_that_use_one_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from ficco.runtime.gpus_of_group import reason_of
+
+    facts = [
+        {"device": 0, "pci": pci, "unreached": [], "reason": None}
+        for pci in ("0000:01:00.0", "0000:02:00.0", "0000:01:00.0")
+    ]
+    assert reason_of(facts[:2]) is None
+    with pytest.raises(InputError, match=r"ranks 0 and 2 use the same GPU \(0000:01:00.0\)"):
+        reason_of(facts)
+    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")  # as tests do
+    assert reason_of(facts) is None

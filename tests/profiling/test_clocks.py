@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ficco.measuring.host_clock import host_us
+from ficco.measure import host_us
 
 
 class Device:
@@ -43,7 +43,7 @@ def test_host_us_is_the_mean_of_all_calls(monkeypatch: Any) -> None:
 
 
 def test_device_ms_is_the_mean_between_two_events(torch: Any, monkeypatch: Any) -> None:
-    from ficco.measuring.clock import device_ms
+    from ficco.measure.clock import device_ms
 
     device = Device()
     monkeypatch.setattr(torch.cuda, "Event", device.event)

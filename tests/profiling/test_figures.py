@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ficco.errors import InputError
+from ficco.core.errors import InputError
+from ficco.core.machine import Machine
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.profiling.entry_costs import submission_costs, tally
-from ficco.profiling.figures import (
+from ficco.measure.profiling.entry_costs import submission_costs, tally
+from ficco.measure.profiling.figures import (
     gbps,
     latency_and_rates,
     least_squares,
@@ -26,8 +25,9 @@ from ficco.profiling.figures import (
     slug,
     steady,
 )
-from ficco.profiling.grids import HOST_GEMMS, gemm_shapes, wide_shapes
-from ficco.schedule import Schedule
+from ficco.measure.profiling.grids import HOST_GEMMS, gemm_shapes, wide_shapes
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 SIZES = [4096 << shift for shift in range(0, 18, 2)]
 
@@ -124,12 +124,12 @@ class TestLeastSquares:
 
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_costs_of_submission_are_found_in_the_calls_that_are_timed(torch: Any, world: int) -> None:
-    from ficco.profiling.gpu import host_costs
+    from ficco.measure.profiling.gpu import calls
 
     machine, tallies = Machine.named("cuda"), []
     for op in ("all_gather_matmul", "matmul_reduce_scatter"):
         problem = Problem.chunked(op, world, 64 * world, 128 * world, 256 * world, "bfloat16")
-        for schedule in host_costs._schedules():
+        for schedule in calls._schedules():
             tallies.append(tally(lower_rank(problem, schedule.resolve(world, machine), 0)))
     assert {t.launches == 0 for t in tallies} == {False, True}
     us = [

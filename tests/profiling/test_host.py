@@ -14,8 +14,8 @@ import pytest
 import ficco
 from ficco.cli import engine_choice, profile
 from ficco.cli.main import main
-from ficco.dtypes import DTYPES
-from ficco.machine import Costs, Machine
+from ficco.core.dtypes import DTYPES
+from ficco.core.machine import Costs, Machine
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +34,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A profile of the host engine with two ranks, of as many GEMMs as a short time allows."""
-    from ficco.profiling.host import extent
+    from ficco.measure.profiling.host import rig
 
     target = tmp_path_factory.mktemp("profile") / "desk.toml"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_choice, "gpus", lambda *asked: engine_choice.Gpus(0, "none"))
-        patch.setattr(extent, "THOROUGH", extent.THOROUGH._replace(budget_s=0.3))
+        patch.setattr(rig, "THOROUGH", rig.THOROUGH._replace(budget_s=0.3))
         assert main(["doctor", "--profile", str(target), "--ranks", "2"]) == 0
     return target
 
@@ -80,9 +80,9 @@ def test_it_is_run_on_at_full_speed(measured: Path, capsys: pytest.CaptureFixtur
 def test_progress_goes_to_stderr_and_the_file_to_stdout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ficco.profiling.host import profile as whole
+    from ficco.measure.profiling.host import profile as whole
 
-    monkeypatch.setattr(whole.compute, "gemm_points", lambda rig, dtype: [(8, 8, 8, 1.0)])
+    monkeypatch.setattr(whole.parts, "gemm_points", lambda rig, dtype: [(8, 8, 8, 1.0)])
     target = tmp_path / "one.toml"
     assert main(["doctor", "--profile", str(target), "--ranks", "1"]) == 0
     out, err = capsys.readouterr()
@@ -97,14 +97,14 @@ def test_ranks_may_be_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One rank of those that the command starts, in this process; it measures with PyTorch."""
-    from ficco.profiling.host import extent
+    from ficco.measure.profiling.host import rig
 
     started: list[int] = []
     monkeypatch.setattr(profile, "launch", lambda world: started.append(world) or 0)
     target = tmp_path / "ranks.toml"
     assert main(["doctor", "--profile", str(target), "--processes", "--ranks", "3"]) == 0
     assert started == [3] and not target.exists()
-    monkeypatch.setattr(extent, "THOROUGH", extent.quick(1))
+    monkeypatch.setattr(rig, "THOROUGH", rig.quick(1))
     given = {"RANK": "0", "WORLD_SIZE": "1", "FICCO_STORE": str(tmp_path / "store")}
     for name, value in {**given, "GLOO_SOCKET_IFNAME": "lo"}.items():
         monkeypatch.setenv(name, value)
@@ -117,8 +117,7 @@ def test_ranks_may_be_processes(
 
 def test_figures_are_the_least_of_turns_and_of_the_slowest_rank() -> None:
     """Where others had the core, the time that it worked for this rank counts."""
-    from ficco.profiling.host.extent import quick
-    from ficco.profiling.host.rig import own_us, slowest
+    from ficco.measure.profiling.host.rig import own_us, quick, slowest
 
     worked = iter(range(1000))
 

@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 @pytest.mark.parametrize("bytes_out", [256 << 10, 1 << 24, 1 << 30])
 def test_pieces_of_a_collective(torch: Any, world: int, bytes_out: int) -> None:
-    from ficco.profiling.gpu.collectives import piece_bytes
+    from ficco.measure.profiling.gpu.transfers import piece_bytes
 
     piece = piece_bytes(bytes_out, world)
     assert piece > 0 and piece % 512 == 0
@@ -18,7 +18,7 @@ def test_pieces_of_a_collective(torch: Any, world: int, bytes_out: int) -> None:
 
 
 def test_the_worst_of_the_larger_chunks_counts(torch: Any) -> None:
-    from ficco.profiling.gpu.contention import worst
+    from ficco.measure.profiling.gpu.gemms import worst
 
     entries = [
         {"chunk_bytes": 64e6, "gemm": 1.02, "transfer": 1.2},
@@ -33,7 +33,7 @@ def test_the_worst_of_the_larger_chunks_counts(torch: Any) -> None:
 
 
 def test_a_pool_gives_matrices_by_turns(torch: Any) -> None:
-    from ficco.profiling.gpu.operands import Pool
+    from ficco.measure.profiling.gpu.ranks import Pool
 
     pool = Pool(1 << 12, torch.device("cpu"))
     first, second = pool.take(16, 100), pool.take(8, 8, torch.float32)

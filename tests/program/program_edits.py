@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ficco.plan import Region
+from ficco.plan.tables import OneKernelTable, PoolTable, PullTable, SendTable
 from ficco.program import (
     Bag,
     Copy,
@@ -22,7 +23,6 @@ from ficco.program import (
     Sum,
     Wait,
 )
-from ficco.tables import OneKernelTable, PoolTable, PullTable
 
 Edit = Callable[[Entry, random.Random], "Entry | None"]
 
@@ -285,20 +285,23 @@ def other_table(entry: Entry, rng: random.Random) -> Entry | None:
         return None
     table = work.table
     if isinstance(table, OneKernelTable):
-        change = rng.choice(["chunks", "rows_to", "own_rows"])
-        if change == "rows_to":
-            rows = list(table.rows_to)
-            rank, row = rows[0]
-            rows[0] = ((rank + 1) % table.world, row)
-            table = table._replace(rows_to=tuple(rows))
-        elif change == "chunks" and len(table.chunks) > 1:
-            table = table._replace(chunks=table.chunks[1:])
-        elif table.own_rows:
-            table = table._replace(own_rows=table.own_rows - 1)
+        changes: list[dict[str, Any]] = [{"chunks": table.chunks[1:]}, {"m": table.m - 1}]
+        if table.twice:
+            first, *others = table.rows
+            changes += [{"rows": (*others, first)}, {"rows": (first + 1, *others)}]
+        table = table._replace(**rng.choice(changes))
     elif isinstance(table, PullTable):
         changes = [{"chunks": table.chunks + 1}, {"products": table.products + 256}]
         if table.twice:
             changes += [{"sums": 0}, {"rows": (*table.rows[1:], table.rows[0])}]
+        table = table._replace(**rng.choice(changes))
+    elif isinstance(table, SendTable):
+        changes = [{"chunks": table.chunks + 1}, {"received": table.received[1:]}]
+        if table.sent:
+            first, *rest = table.sent
+            changes += [{"sent": tuple(rest)}, {"sent": (first._replace(top=first.top + 1), *rest)}]
+        if table.rows and table.n:
+            changes += [{"top": table.top + 1}, {"rows": table.rows - 1}]
         table = table._replace(**rng.choice(changes))
     elif rng.random() < 0.5 and table.sources:
         table = table._replace(sources=table.sources[1:])

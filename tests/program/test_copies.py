@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ficco.core.machine import Machine
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
-from ficco.passes import compile_plan
-from ficco.problem import Problem
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 from ficco.program import Copy
-from ficco.schedule import Schedule
-from ficco.target import cuda_target, hip_target
+from ficco.program.passes import compile_plan
+from ficco.program.target import cuda_target, hip_target
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul", "matmul_all_to_all")
 

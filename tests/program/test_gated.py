@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 from handmade import signalling_reduce_scatter
 
-from ficco.errors import ScheduleError
+from ficco.cli.report.plan_text import program_text
+from ficco.core.errors import ScheduleError
+from ficco.core.machine import Machine
 from ficco.lowering import lower, lower_rank
-from ficco.machine import Machine
-from ficco.passes import compile_plan
-from ficco.passes.gated import launches_of, only_waits
-from ficco.problem import Problem
+from ficco.operators.problem import Problem
+from ficco.plan import Signal
+from ficco.plan.schedule import Schedule
 from ficco.program import Gated, Gemm
-from ficco.report.program_text import program_text
-from ficco.schedule import Schedule
-from ficco.target import LEFT_TO_COPIES, cuda_target, hip_target
+from ficco.program.passes import compile_plan
+from ficco.program.passes.gated import launches_of, only_waits
+from ficco.program.target import LEFT_TO_COPIES, cuda_target, hip_target
 
 
 @pytest.mark.parametrize("op", ["matmul_reduce_scatter", "matmul_all_reduce"])
@@ -45,6 +46,14 @@ def test_parts_of_several_kinds_are_no_launch() -> None:
     step = next(step for step in plan.steps if step.parts)
     with pytest.raises(ScheduleError, match="a separate launch"):
         launches_of(plan, step)
+
+
+def test_no_part_waits_for_a_digest() -> None:
+    plan = signalling_reduce_scatter().ranks[0]
+    step = next(step for step in plan.steps if step.parts)
+    parts = [part._replace(waits=(Signal(0, "entered", 1),)) for part in step.parts]
+    with pytest.raises(ScheduleError, match="`entered`, which needs a wait step"):
+        launches_of(plan, step._replace(parts=tuple(parts)))
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from interpreter import Wrong, interpret
 from program_edits import EDITS, edited, exchanged, without_entry
 
-from ficco.errors import EngineError, PlanError, ScheduleError
+from ficco.core.errors import EngineError, PlanError, ScheduleError
 from ficco.lowering import lower
 from ficco.operators import OPERATORS
-from ficco.passes import compile_plan
-from ficco.passes.readback import read_back_plan
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Plan
-from ficco.plan_json import dumps
-from ficco.problem import Output, Problem
+from ficco.plan.plan_json import dumps
+from ficco.plan.schedule import Schedule
 from ficco.program import Copy, Gemm, Launch, Program, SignalWrite, Wait
-from ficco.schedule import Schedule
-from ficco.target import HOST, Target, cuda_target, hip_target, own_signals
+from ficco.program.passes import compile_plan
+from ficco.program.passes.readback import read_back_plan
+from ficco.program.target import HOST, Target, cuda_target, hip_target, own_signals
 from ficco.verifier import verify
 
 MORE = int(os.environ.get("FICCO_EXAMPLES", "1"))  # times as many random programs

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from ficco.encoding import trace_rows
-from ficco.errors import EngineError
+from ficco.core.errors import EngineError
+from ficco.core.machine import Machine
 from ficco.lowering import lower_rank
-from ficco.machine import Machine
-from ficco.passes import compile_plan
+from ficco.operators.problem import Output, Problem
 from ficco.plan import RankPlan, Signal, signal_place
-from ficco.problem import Output, Problem
+from ficco.plan.schedule import Schedule
 from ficco.program import Gated, SignalWrite
-from ficco.schedule import Schedule
-from ficco.target import MOST_STORED, cuda_target, hip_target
+from ficco.program.encoding import trace_rows
+from ficco.program.passes import compile_plan
+from ficco.program.target import MOST_STORED, cuda_target, hip_target
 
 WORLD, RANK = 4, 1
 PEERS = [2, 3, 0]

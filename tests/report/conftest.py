@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sweep_folders
 
-from ficco.report import sweep_page
+from ficco.cli.report import sweep as sweep_page
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ import pytest
 import sweep_folders
 from markup import Element, parse, rows
 
-from ficco.errors import EngineError, InputError
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.report import sweep_page
-from ficco.report.sweep import judging, reading
+from ficco.cli.report import sweep as sweep_page
+from ficco.cli.report.sweep import judging, reading
+from ficco.core.errors import EngineError, InputError
+from ficco.core.machine import Machine
+from ficco.operators.problem import Problem
 
 CASE = {
     "serial, ms": "serial_ms", "GEMM alone, ms": "gemm_ms", "transfer alone, ms": "transfer_ms",
@@ -218,7 +218,7 @@ def one_case() -> Lines:
     key = {"shape": "s", "regime": "captured"}
     problem = Problem.chunked("all_gather_matmul", 4, 4096, 4096, 4096, "bfloat16")
     machine = Machine.named("h200x4")
-    from ficco.schedule import Schedule
+    from ficco.plan.schedule import Schedule
 
     points = []
     for name, ms, predicted in (
@@ -301,7 +301,7 @@ def test_it_takes_any_folder(tmp_path: Path, lines: Lines, said: str) -> None:
 
 
 def test_it_says_how_figures_came_to_be(tmp_path: Path) -> None:
-    assert "PACED" in made(tmp_path, [], paced=True).text
+    assert "EMULATED" in made(tmp_path, [], paced=True).text
     assert "SIMULATED. Nothing ran" in made(tmp_path, [], how="simulated").text
     assert "UNFINISHED: 3 of 9 points" in made(tmp_path, one_case(), points=9).text
     assert "UNFINISHED" not in made(tmp_path, one_case(), points=3).text
@@ -371,7 +371,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_a_missing_extra_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep_folders.write(tmp_path, None, [], executed=True)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "ficco.report.sweep.page", raising=False)
+    monkeypatch.delitem(sys.modules, "ficco.cli.report.sweep.page", raising=False)
     with pytest.raises(EngineError, match=r"needs jinja2.*ficco\[report\]"):
         sweep_page.write(tmp_path)
     assert not (tmp_path / "report.html").exists()

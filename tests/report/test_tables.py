@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ficco.cli.main import main
-from ficco.report.tables import Column, counted, table_text
+from ficco.cli.report.tables import Column, counted, table_text
 
 WIDTHS = ["60", "80"]
 SMALL = ["--m", "64", "--n", "32", "--k", "32", "--ranks", "2"]

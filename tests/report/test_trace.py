@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ficco.cli.main import main
-from ficco.report.trace import chrome_trace
-from ficco.timeline import Span, Timeline
+from ficco.cli.report.trace import chrome_trace
+from ficco.plan.timeline import Span, Timeline
 
 SMALL = ["--m", "512", "--n", "128", "--k", "512"]
 LARGE = ["--m", "8192", "--n", "10240", "--k", "8192", "--dtype", "bfloat16", "--simulate"]

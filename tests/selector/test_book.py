@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from ficco import __version__, selector
-from ficco.errors import InputError
-from ficco.machine import Link, Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector.book import Book
+from ficco import __version__
+from ficco.core.errors import InputError
+from ficco.core.machine import Link, Machine
+from ficco.measure import selector
+from ficco.measure.selector.book import Book
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 # 1000 GFLOP/s are 1e6 operations a us; 1 GB/s are 1e3 bytes a us.
 LINK = Link("node", "port", ((1, 1.0),))
@@ -63,7 +64,8 @@ class TestBook:
             found = selector.choose(gather(m, 256, 512), SWITCH, book=book)
             assert (found.by, found.schedule.chunks, found.predicted_ms) == ("book", 2, 1.25)
             assert [(s.name, ms) for s, ms in found.alternatives] == [("serial", 2.5)]
-            assert "2026-11-21" in found.reasons[0]
+            assert found.reasons[0] == "2.00 times as fast as serial (2.500 ms)"
+            assert "2026-11-21" in found.reasons[1]
         for other in (gather(1284, 256, 512), gather(1024, 512, 512), gather(1024, 256, 1024)):
             assert selector.choose(other, SWITCH, book=book).by == "simulator"
         assert selector.choose(gather(1024, 256, 512), SWITCH, "eager", book=book).by != "book"
@@ -105,7 +107,7 @@ class TestBook:
         monkeypatch.setattr(selector, "known", lambda _: [old])
         found = selector.choose(gather(1024, 256, 512), SWITCH)
         assert found.by == "simulator"
-        assert "passed over" in found.reasons[-1] and "kernels 0" in found.reasons[-1]
+        assert "is not used" in found.reasons[-1] and "kernels 0" in found.reasons[-1]
 
     def test_another_version_of_ficco_or_of_the_driver_is_said_alone(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -113,7 +115,7 @@ class TestBook:
         old = self.book(tmp_path, version="0.0.1")
         for _ in range(2):
             found = selector.choose(gather(1024, 256, 512), SWITCH, book=old, driver="13.2")
-            assert found.by == "book" and "driver 13.0, this is 13.2" in found.reasons[1]
+            assert found.by == "book" and "driver 13.0, this is 13.2" in found.reasons[2]
         assert [r.message for r in caplog.records].count(caplog.records[0].message) == 1
         assert "this is 13.2; times may differ; measure it again" in caplog.text
 
@@ -136,7 +138,7 @@ class TestBook:
         assert selector.quick(problem, SWITCH, "captured").by == "book"
         assert selector.quick(gather(9999, 256, 512), SWITCH, "captured").by == "rule"
         monkeypatch.setenv("FICCO_BOOK", "h200x2")  # of another machine
-        assert "passed over" in selector.quick(problem, SWITCH, "captured").reasons[-1]
+        assert "is not used" in selector.quick(problem, SWITCH, "captured").reasons[-1]
         monkeypatch.setenv("FICCO_BOOK", "h200x99")
         with pytest.raises(InputError, match="h200x99"):
             selector.quick(problem, SWITCH, "captured")

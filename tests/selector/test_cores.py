@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ficco import selector, simulator
-from ficco.curves import GemmTimes
-from ficco.errors import MachineError, counted
-from ficco.machine import Costs, Link, Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector.facts import facts_of
-from ficco.selector.rule import estimate_us
+from ficco.core.curves import GemmTimes
+from ficco.core.errors import MachineError, counted
+from ficco.core.machine import Costs, Link, Machine
+from ficco.measure import selector, simulator
+from ficco.measure.selector.facts import facts_of
+from ficco.measure.selector.rule import estimate_us
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 M, N, K = 1024, 256, 512  # copies of 1 GB/s and GEMMs take about as long
 DESK = Machine(

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from ficco import selector
-from ficco.dtypes import ELEMENT_BYTES
-from ficco.machine import Machine
-from ficco.measuring.layout import Layout
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector.facts import facts_of
-from ficco.selector.rule import estimate_us
-from ficco.tiling import TILES, choose_tile, work_of
+from ficco.core.dtypes import ELEMENT_BYTES
+from ficco.core.machine import Machine
+from ficco.measure import selector
+from ficco.measure.layout import Layout
+from ficco.measure.selector.facts import facts_of
+from ficco.measure.selector.rule import estimate_us
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
+from ficco.program.tiling import TILES, choose_tile, work_of
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 UNITS, ITEM = 132, ELEMENT_BYTES["bfloat16"]

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ficco import simulator
-from ficco.machine import SLICED_ROWS, Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector import choose, quick
-from ficco.selector.candidates import candidates
-from ficco.selector.facts import facts_of
-from ficco.selector.rule import estimate_us
+from ficco.core.machine import SLICED_ROWS, Machine
+from ficco.measure import simulator
+from ficco.measure.selector import choose, quick
+from ficco.measure.selector.candidates import candidates
+from ficco.measure.selector.facts import facts_of
+from ficco.measure.selector.rule import estimate_us
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 H100 = Machine.named("h100x2")
 COSTS = replace(H100.costs, host_words_us=0.0)  # so that copies and kernels alone count

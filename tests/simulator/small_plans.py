@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ficco.machine import Costs, Link, Machine
+from ficco.core.machine import Costs, Link, Machine
+from ficco.measure.simulator import simulate
+from ficco.operators.problem import Problem
 from ficco.plan import Buffer, Part, Plan, Product, RankPlan, Region, Signal, Step, digest_of
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.simulator import simulate
-from ficco.timeline import Span
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import Span
 
 K, N, ROWS = 250, 2, 1000  # float32
 SCHEDULE = Schedule(grain=1, route="rotation", name="by hand")

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from ficco import simulator
+from ficco.core.machine import Machine
 from ficco.lowering import lower, lower_rank
-from ficco.machine import Machine
+from ficco.measure import simulator
+from ficco.measure.selector import choose
+from ficco.measure.selector.candidates import candidates, points
+from ficco.measure.selector.facts import facts_of
+from ficco.measure.simulator import alike
 from ficco.operators import OPERATORS
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Plan, RankPlan
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
-from ficco.selector import choose
-from ficco.selector.candidates import candidates, points
-from ficco.selector.facts import facts_of
-from ficco.simulator import alike
-from ficco.timeline import REGIMES
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import REGIMES
 
 MACHINES = ("h200x8", "h100x8", "mi300x8", "mesh8", "switch8")
 

@@ -9,23 +9,22 @@ import pytest
 from cases import MESH, plans
 from hypothesis import given, settings
 
-from ficco.curves import Curve
-from ficco.dtypes import ELEMENT_BYTES
-from ficco.errors import EngineError, ScheduleError
+from ficco.core.curves import Curve
+from ficco.core.dtypes import ELEMENT_BYTES
+from ficco.core.errors import EngineError, ScheduleError
+from ficco.core.machine import Costs, Link, Machine
 from ficco.lowering import lower
-from ficco.machine import Costs, Link, Machine
+from ficco.measure.simulator import REGIMES, simulate, simulate_ms
+from ficco.measure.simulator.encoding import is_whole_call, simulated_target
 from ficco.operators import OPERATORS
-from ficco.passes import compile_plan
-from ficco.passes.readback import read_back
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Plan, Region, Signal, Step, copy_unit
-from ficco.problem import Output, Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import Span, Timeline
 from ficco.program import Copy, Entry, Gated, Program, SignalWrite, Wait, kind_of
-from ficco.schedule import Schedule
-from ficco.simulator import REGIMES, simulate, simulate_ms
-from ficco.simulator.encoding import is_whole_call
-from ficco.simulator.targets import simulated_target
-from ficco.target import cuda_target
-from ficco.timeline import Span, Timeline
+from ficco.program.passes import compile_plan
+from ficco.program.passes.readback import read_back
+from ficco.program.target import cuda_target
 
 COSTS = Costs(
     launch_us=2, call_us=3, signal_us=1, raise_us=1.5, wait_us=0.25, clear_us=0.5, host_call_us=10,

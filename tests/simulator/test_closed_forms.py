@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from small_plans import copy, data, ends, gated, gemm, machine, plan, product, signals, spans
 
-from ficco.curves import Curve
-from ficco.machine import Costs, Link, Machine
+from ficco.core.curves import Curve
+from ficco.core.machine import Costs, Link, Machine
+from ficco.measure.simulator import simulate_ms
 from ficco.plan import Part, Plan, Product, Region, Signal, Step
-from ficco.simulator import simulate_ms
 
 
 class TestLinks:
@@ -97,7 +97,7 @@ class TestLinks:
         assert found == {"01": 10, "23": 10, "02": 205, "03": 205, "12": 205}
 
     def test_links_of_the_paced_host_engine_are_as_it_paces_them(self) -> None:
-        # A small copy loses its time before it flows (ficco.encoding), and nothing else is
+        # A small copy loses its time before it flows (ficco.program.encoding), and nothing else is
         # looked at: neither nodes nor several peers.
         more = {"out_gbps": Curve(((1.0, 0.5),)), "turn_us": Curve(((1.0, 9.0),))}
         measured = machine("port", gbps=((10_000, 0.25), (20_000, 1.0)), latency_us=2, **more)

@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 from small_plans import SCHEDULE, copy, data, gemm, machine, plan, signals, spans
 
-from ficco.curves import Curve, GemmTimes
-from ficco.errors import EngineError, InputError, MachineError, PlanError, ScheduleError
-from ficco.lowered import Lowered
+from ficco.core.curves import Curve, GemmTimes
+from ficco.core.errors import EngineError, InputError, MachineError, PlanError, ScheduleError
+from ficco.core.machine import Costs, Link, Machine
 from ficco.lowering import lower
-from ficco.machine import Costs, Link, Machine
+from ficco.lowering.lowered import Lowered
+from ficco.measure.simulator import predict, predict_ms, simulate, simulate_ms
 from ficco.operators import OPERATORS
-from ficco.passes.served import check_served
+from ficco.operators.problem import Output, Problem
 from ficco.plan import Signal, Step
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
-from ficco.simulator import predict, predict_ms, simulate, simulate_ms
+from ficco.plan.schedule import Schedule
+from ficco.program.passes.served import check_served
 
 
 class TestRefusals:

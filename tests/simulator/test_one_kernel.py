@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from ficco.core.machine import Costs, Link, Machine
 from ficco.lowering import lower
-from ficco.machine import Costs, Link, Machine
-from ficco.problem import Output, Problem
-from ficco.schedule import Schedule
-from ficco.selector import choose, quick
-from ficco.selector.candidates import FEW_ROWS, are_few, candidates, points
-from ficco.selector.facts import facts_of
-from ficco.selector.rule import HOST_AFTER_WAIT, estimate_us
-from ficco.simulator import predict_ms, simulate
-from ficco.timeline import REGIMES
+from ficco.measure.selector import choose, quick
+from ficco.measure.selector.candidates import FEW_ROWS, are_few, candidates, points
+from ficco.measure.selector.facts import facts_of
+from ficco.measure.selector.rule import HOST_AFTER_WAIT, estimate_us
+from ficco.measure.simulator import predict_ms, simulate
+from ficco.operators.problem import Output, Problem
+from ficco.plan.schedule import Schedule
+from ficco.plan.timeline import REGIMES
 
 WORLD, M, N, K = 4, 8, 1024, 512
 COSTS = Costs(

@@ -12,11 +12,12 @@ import time
 
 import pytest
 
-from ficco import Node, oracle
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.simulator import predict, predict_ms
+from ficco import Node
+from ficco.core.machine import Machine
+from ficco.measure.simulator import predict, predict_ms
+from ficco.operators import oracle
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 RUNS = 4
 M, N, K = 1024, 256, 1024

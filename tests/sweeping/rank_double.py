@@ -21,10 +21,10 @@ import torch.distributed as dist
 from rendezvous import give_way
 
 import ficco
-from ficco.measuring import cases, clock, ranks, rounds
-from ficco.modules import groups
-from ficco.schedule import Schedule
-from ficco.sweeping.gpu import rank
+from ficco.api import groups
+from ficco.cli.sweeping.gpu import rank
+from ficco.measure import cases, clock, ranks, rounds
+from ficco.plan.schedule import Schedule
 
 
 class Graph:
@@ -128,7 +128,7 @@ def main(folder: Path) -> None:
     cuda.graph_pool_handle = lambda: None
     cuda.Event = Event
     cuda.current_stream = lambda: None
-    cuda.graph = lambda graph, pool, stream: nullcontext()
+    cuda.graph = lambda graph, **_: nullcontext()
     clock.Timer.capture = Graph.capturing(clock.Timer.capture)
     clock._unowned = lambda result: result.clone()  # whose memory a GPU's graph would keep
     cases.plain = plain

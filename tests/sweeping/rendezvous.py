@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from ficco.measuring import launching
+from ficco.measure import launching
 
 
 def give_way() -> None:

@@ -14,19 +14,20 @@ import pytest
 from folders import MANY, PACED, SIMULATED, lines, outline, write
 
 from ficco import _native
+from ficco.api.node import Node
 from ficco.cli import engine_choice
 from ficco.cli import sweep as command
 from ficco.cli.main import main
-from ficco.errors import InputError
-from ficco.machine import Machine
-from ficco.node import Node
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector import Book, choose
-from ficco.sweeping import running
-from ficco.sweeping.grid import Grid
-from ficco.sweeping.journal import Journal
-from ficco.sweeping.running import Outcome, SweepRequest
+from ficco.cli.sweeping import running
+from ficco.cli.sweeping.grid import Grid
+from ficco.cli.sweeping.journal import Journal
+from ficco.cli.sweeping.results import best_spreads
+from ficco.cli.sweeping.running import Outcome, SweepRequest
+from ficco.core.errors import InputError
+from ficco.core.machine import Machine
+from ficco.measure.selector import Book, choose
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 NAMED = PACED.replace(', "auto"', "")
 SMALL = MANY.replace("[8, 6, 9], [21, 4, 3], [5, 3, 17], [16, 8, 8]", "[8, 6, 9]")
@@ -198,6 +199,26 @@ class TestExecuted:
         assert "timelines or DIL of 1 shape are left" in said
         assert "to continue: ficco sweep h200 --out 'a b' --ranks 2" in said
 
+    def test_a_machine_that_is_too_noisy_is_said(self, capsys: Any) -> None:
+        points = [
+            {"kind": "point", "screened": screened, "shape": shape, "regime": "eager", "ms": ms,
+             "iqr_ms": iqr}
+            for shape, screened, ms, iqr in (
+                ("calm", False, 1.0, 0.01), ("calm", False, 2.0, 1.0), ("calm", True, 0.5, 0.4),
+                ("loud", False, 2.0, 0.5), ("loud", False, 3.0, 0.0),
+            )
+        ]  # fmt: skip
+        spreads = best_spreads(points)
+        assert spreads == {"calm, eager": 0.01, "loud, eager": 0.25}
+        asked = SweepRequest(
+            Grid.named("h200"), Path("a"), Machine.named("host"), 2, False, None, None
+        )
+        for each, noisy in ((spreads, True), ({"calm, eager": 0.01}, False)):
+            command._say(argparse.Namespace(), asked, Outcome(4, spreads=each))
+            said = " ".join(capsys.readouterr().out.split())
+            assert ("too noisy to judge 3%: on 1 of 2 shapes" in said) == noisy
+            assert ("at worst 25%, loud, eager); sweep again on an idle" in said) == noisy
+
 
 class TestFolders:
     def test_a_torn_line_is_dropped(self, sweep: Any, tmp_path: Path) -> None:
@@ -205,7 +226,7 @@ class TestFolders:
         assert sweep(grid, "--out", out)[0] == 0
         want, journal = outline(out), out / "runs.jsonl"
         whole = journal.read_bytes()
-        torn = whole[: len(whole) // 2].rpartition(b"\n")[0] + b'\n{"shape": "all_ga'
+        torn = whole[: len(whole) // 2].rpartition(b"\n")[0] + b'\n{"shape":"all_ga'
         journal.write_bytes(torn)
         assert sweep(grid, "--out", out)[0] == 0
         assert outline(out) == want
@@ -313,7 +334,7 @@ class TestSimulated:
     def test_a_table_has_a_row_a_point(self, sweep: Any, tmp_path: Path) -> None:
         out = tmp_path / "out"
         code, said, _ = sweep(write(tmp_path, SIMULATED), "--out", out)
-        assert code == 0 and "nothing was measured, so there is no book" in said
+        assert code == 0 and "nothing was measured, so there is no tuning table" in said
         found = lines(out / "results.jsonl")
         points = [line for line in found if line["kind"] in ("point", "bad")]
         rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ficco import data
-from ficco.errors import InputError
-from ficco.machine import Machine
-from ficco.problem import Problem
-from ficco.schedule import Schedule
-from ficco.selector import Choice, quick
-from ficco.sweeping.grid import Grid
-from ficco.sweeping.points import Case, digest_of, expanded
+from ficco.cli.sweeping.grid import Grid
+from ficco.cli.sweeping.points import Case, digest_of, expanded
+from ficco.core import data
+from ficco.core.errors import InputError
+from ficco.core.machine import Machine
+from ficco.measure.selector import Choice, quick
+from ficco.operators.problem import Problem
+from ficco.plan.schedule import Schedule
 
 CASE: dict[str, Any] = {"op": "all_gather_matmul", "shapes": [[64, 32, 48]]}
 
@@ -112,7 +112,7 @@ def test_few_rows_have_points_of_their_own(op: str) -> None:
     (few,) = cases("h200x4", 4, True, op=op, shapes=[[8, 4096, 4096]])
     (many,) = cases("h200x4", 4, True, op=op, shapes=[[4096, 4096, 4096]])
     named = [Schedule.named(name) for name in Schedule.names(op)]
-    own = {schedule.name for schedule in named if schedule.stores}
+    own = {schedule.name for schedule in named if schedule.for_few_rows}
     assert own and own <= {point.name for point in few.points}
     assert not own & {point.name for point in many.points}
     pulling = {schedule.name for schedule in named if schedule.pulls}

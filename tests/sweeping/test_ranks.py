@@ -13,12 +13,12 @@ import pytest
 from folders import lines, outline
 from forking import forked_rank
 
-from ficco.errors import EngineError
-from ficco.machine import Machine
-from ficco.measuring import launching
-from ficco.sweeping.gpu import session
-from ficco.sweeping.grid import Grid
-from ficco.sweeping.running import Outcome, SweepRequest, run
+from ficco.cli.sweeping.gpu import session
+from ficco.cli.sweeping.grid import Grid
+from ficco.cli.sweeping.running import Outcome, SweepRequest, run
+from ficco.core.errors import EngineError
+from ficco.core.machine import Machine
+from ficco.measure import launching
 
 DOUBLE = Path(__file__).with_name("rank_double.py")
 OPERATORS = [

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,12 +39,20 @@ struct RankState {
     double age_s;          // since its last heartbeat; 0 if ranks are threads of one process
     std::uint32_t calls;   // number of calls that it has begun
     std::uint32_t digest;  // of its last call
+    bool preparing;        // whether it prepares its next call
 };
 
 // Plain memory, initially zero; init() initializes it.
 class Control {
   public:
     void init(int world, std::size_t capacity);
+
+    // Identifies memory by the sizes of what lies in it.
+    static constexpr std::uint64_t magic_of(std::initializer_list<std::uint64_t> sizes) noexcept {
+        std::uint64_t magic = 0x6f'6363'6966;  // "ficco"
+        for (const std::uint64_t size : sizes) magic = (magic ^ size) * 0x100'0000'01b3;
+        return magic;
+    }
 
     // Throws std::invalid_argument if this is not the control state of such a group.
     void check(int world, std::size_t capacity) const;
@@ -83,10 +92,11 @@ class Control {
     bool someone_died() const noexcept { return deaths_.load(std::memory_order_acquire) > 0; }
     // Sets whether a rank prepares its next call. It may compile kernels, which may take longer
     // than the timeout of a wait.
-    void set_preparing(int rank, bool does) noexcept;
-    bool someone_prepares() const noexcept {
-        return preparing_.load(std::memory_order_acquire) > 0;
+    void set_preparing(int rank, bool does) noexcept {
+        ranks_[rank].preparing.store(does, std::memory_order_release);
     }
+    // Whether a rank that has not left prepares its next call.
+    bool someone_prepares(int world) const noexcept;
     // The failure of this rank's call, if a peer has left without beginning that call.
     std::optional<Failure> missed(int rank, int peer) const noexcept;
     // Whether a rank has closed or died, and whether any has.
@@ -124,8 +134,7 @@ class Control {
     Word told_;     // 1: failure_ is complete
     Failure failure_;
     Word deaths_;
-    Word left_;       // number of ranks that have died or closed
-    Word preparing_;  // number of live ranks that prepare a call
+    Word left_;  // number of ranks that have died or closed
     std::atomic<bool> captured_;
     Rank ranks_[kMaxWorld];
 };

@@ -1,6 +1,6 @@
 // The part of NVIDIA's driver API that ficco uses: types, constants, and a list of functions. No
-// vendor header is needed; native/tests/test_cuda_api.cpp checks every line against cuda.h if that
-// is installed.
+// vendor header is needed; tests/native/cpp/test_cuda_api.cpp checks every line against cuda.h if
+// that is installed.
 #pragma once
 
 #include <cstddef>
@@ -139,7 +139,11 @@ struct alignas(128) TensorMap {
     X(cuCtxPushCurrent, 12000, 4000, (Context))                                                \
     X(cuCtxPopCurrent, 12000, 4000, (Context*))                                                \
     X(cuCtxGetStreamPriorityRange, 12000, 5050, (int*, int*))                                  \
+    X(cuCtxEnablePeerAccess, 12000, 4000, (Context, unsigned))                                 \
+    X(cuCtxSynchronize, 12000, 2000, ())                                                       \
     X(cuMemAlloc, 12000, 3020, (Pointer*, std::size_t))                                        \
+    X(cuMemFree, 12000, 3020, (Pointer))                                                       \
+    X(cuMemsetD32, 12000, 3020, (Pointer, unsigned, std::size_t))                              \
     X(cuMemHostAlloc, 12000, 2020, (void**, std::size_t, unsigned))                            \
     X(cuMemHostGetDevicePointer, 12000, 3020, (Pointer*, void*, unsigned))                     \
     X(cuMemFreeHost, 12000, 2000, (void*))                                                     \

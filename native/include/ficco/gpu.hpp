@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -104,7 +105,8 @@ struct alignas(128) TensorMap {
 
 // The nodes of a graph.
 struct CapturedNodes {
-    std::size_t copies;
+    std::size_t total;
+    std::size_t copies;  // of those that were asked for, like `kernels`
     std::size_t kernels;
     std::uint64_t capture;  // unique in the process
 };
@@ -124,6 +126,10 @@ struct DeviceExtent {
     int threads_of_processor;      // at the same time
     std::uint64_t ticks_a_second;  // of the clock by which kernels bound their waits
 };
+
+// Parts of windows. Some vendors' kernels see what peers write to data after an acquire alone, and
+// words, which kernels poll, in memory that is not cached.
+enum class WindowPart { data, words };
 
 // Memory of the host that the device can write to.
 struct HostPage {
@@ -210,6 +216,16 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
     virtual void launch(const KernelLaunch& launch, void** parameters, GpuStream stream) = 0;
     virtual TensorMap encode(const TensorBox& box) = 0;
 
+    // Memory for windows, which is zero. It waits for the device.
+    virtual GpuAddress new_window_memory(std::size_t bytes, WindowPart part) = 0;
+    virtual void delete_window_memory(GpuAddress address) = 0;
+    // Stores a word `count` times, and waits for that.
+    virtual void fill_words(GpuAddress address, std::uint32_t value, std::size_t count) = 0;
+    // Allows the device to access memory of a peer, by its number; a second call does nothing.
+    virtual void reach(int peer) = 0;
+    // Waits until the device has done all of its work.
+    virtual void synchronize_device() = 0;
+
     virtual HostPage new_host_page(std::size_t bytes) = 0;
     virtual void delete_host_page(const HostPage& page) noexcept = 0;
 
@@ -230,8 +246,10 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
         }
         delete_graph(graph);
     }
-    // The nodes of the graph that the stream is being captured into.
-    virtual CapturedNodes captured_nodes(GpuStream stream) = 0;
+    // The nodes of the graph that the stream is being captured into. The types of the first `known`
+    // nodes are not looked at: a graph has many nodes, and only new ones behind them.
+    virtual CapturedNodes captured_nodes(GpuStream stream, std::size_t known) = 0;
+    static constexpr std::size_t kAllKnown = std::numeric_limits<std::size_t>::max();
 
   protected:
     virtual void push_current() = 0;

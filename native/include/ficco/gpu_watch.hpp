@@ -84,17 +84,18 @@ class GpuWatch {
     // streams store no words, the watchdog has this word in its page, and `set_stop_word` has no
     // effect; the word is also 1 while a kernel that waits too long has not ended.
     void set_stop_word(GpuAddress word);
-    GpuAddress stop_word();  // 0 if none is set
+    GpuAddress stop_word() const noexcept;  // 0 if none is set; never blocks
 
   private:
     struct Seen {
-        std::uint32_t value = 0;  // 0: no mark
-        std::int64_t since_ns = 0;
+        std::uint32_t value = 0;     // 0: no mark
+        std::int64_t marked_ns = 0;  // when the mark was set
+        std::int64_t since_ns = 0;   // the same, without the time in which ranks prepared calls
     };
 
     void loop() noexcept;
     double waited_s(int lane);
-    void forget_times();
+    void leave_out_preparation();
     void look();
     void look_at_told();
     bool tell(int lane, std::uint32_t value, double seconds);
@@ -124,9 +125,9 @@ class GpuWatch {
     int pauses_ = 0;
 
     std::mutex asking_;  // held while the watchdog may use the device; locked before mutex_
-    std::mutex mutex_;   // guards all below
+    std::atomic<GpuAddress> stop_word_ = 0;  // changes only while asking_ is held
+    std::mutex mutex_;                       // guards all below; held only for short times
     std::map<int, WatchedCalls> calls_;
-    GpuAddress stop_word_ = 0;
     std::deque<int> removed_;
     int next_ = 1;
 

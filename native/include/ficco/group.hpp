@@ -95,7 +95,7 @@ class Group {
     void enter(int rank, std::uint32_t digest, std::size_t window_bytes);
     void leave() noexcept;
     void set_preparing(int rank, bool does);
-    bool someone_prepares() const noexcept { return control_->someone_prepares(); }
+    bool someone_prepares() const noexcept { return control_->someone_prepares(world_); }
     // See `Control`; for a rank of this process.
     void refuse(int rank, std::string_view reason);
     std::string refusal(int rank, int peer) const;

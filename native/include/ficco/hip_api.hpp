@@ -1,6 +1,6 @@
 // The part of AMD's HIP that ficco uses: types, constants, and a table of functions. No vendor
-// header is needed; native/tests/hip/test_hip_api.cpp checks every line against those of HIP 7 if
-// they are installed.
+// header is needed; tests/native/cpp/hip/test_hip_api.cpp checks every line against those of HIP 7
+// if they are installed.
 #pragma once
 
 #include <cstddef>

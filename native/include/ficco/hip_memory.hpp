@@ -9,9 +9,7 @@
 
 namespace ficco::hip {
 
-// Data are fine-grained: a kernel sees what a peer has written after a system-scope acquire. Words
-// are not cached, so that a kernel that polls sees them.
-enum class WindowPart { data, words };
+using ficco::WindowPart;  // data are fine-grained, words are not cached
 
 // Memory of a device, which is zero. It waits for the device. The calls throw GpuError, and do not
 // change the thread's current device.

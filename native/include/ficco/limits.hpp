@@ -1,5 +1,5 @@
-// Sizes that are equal on all ranks, and the layout of signal words. ficco/plan.py computes the
-// same places.
+// Sizes that are equal on all ranks, and the layout of signal words. ficco/plan/__init__.py
+// computes the same places.
 #pragma once
 
 #include <cstdint>

@@ -115,7 +115,7 @@ class CallFinder {
     }
 
   private:
-    // The fields of `ficco.modules.dispatching.Form`.
+    // The fields of `ficco.api.call_cache.Form`.
     struct Form {
         explicit Form(nb::handle form)
             : op(at(form, 0)),
@@ -188,7 +188,7 @@ class CallFinder {
         return found;
     }
 
-    // As `ficco.modules.operands.weights_of` orders them; nothing where lists do not fit.
+    // As `ficco.api.arguments.weights_of` orders them; nothing where lists do not fit.
     std::optional<Tensors> tensors_of(const Form& form, nb::tuple args, nb::handle bias) const {
         Tensors found{{}, {}, false, false};
         found.given.reserve(kUsualTensors);

@@ -33,7 +33,7 @@ int CallSteps::checked(int place, int least) const {
                                 std::to_string(least) + " to " + std::to_string(places - 1));
 }
 
-// The fields of `ficco.engines.call_steps.Step`.
+// The fields of `ficco.engine.repeated_calls.Step`.
 CallSteps::Step CallSteps::step_of(nb::handle step) const {
     Step found{step[0],
                nb::cast<std::vector<int>>(step[1]),

@@ -118,7 +118,49 @@ void bind_gpu(nb::module_& module) {
                 const Gpu::Current current(gpu);
                 return reinterpret_cast<std::uintptr_t>(gpu.load_code(image, entry, shared_bytes));
             },
-            "code"_a, "entry"_a, "shared_bytes"_a);
+            "code"_a, "entry"_a, "shared_bytes"_a)
+        .def(
+            "new_window_memory",
+            [](Gpu& gpu, std::size_t bytes, bool words) {
+                const Gpu::Current current(gpu);
+                return gpu.new_window_memory(bytes, words ? WindowPart::words : WindowPart::data);
+            },
+            "bytes"_a, "words"_a, WithoutGil())
+        .def(
+            "delete_window_memory",
+            [](Gpu& gpu, GpuAddress address) {
+                const Gpu::Current current(gpu);
+                gpu.delete_window_memory(address);
+            },
+            "address"_a, WithoutGil())
+        .def(
+            "fill_words",
+            [](Gpu& gpu, GpuAddress address, std::uint32_t value, std::size_t count) {
+                const Gpu::Current current(gpu);
+                gpu.fill_words(address, value, count);
+            },
+            "address"_a, "value"_a, "count"_a, WithoutGil())
+        .def(
+            "reach",
+            [](Gpu& gpu, int peer) {
+                const Gpu::Current current(gpu);
+                gpu.reach(peer);
+            },
+            "peer"_a, WithoutGil())
+        .def(
+            "synchronize",
+            [](Gpu& gpu) {
+                const Gpu::Current current(gpu);
+                gpu.synchronize_device();
+            },
+            WithoutGil())
+        .def(
+            "capturing",
+            [](Gpu& gpu, std::uintptr_t stream) {
+                const Gpu::Current current(gpu);
+                return gpu.capturing(stream_at(stream));
+            },
+            "stream"_a, WithoutGil());
     nb::class_<GpuCall>(module, "GpuCall")
         .def(nb::new_([](std::shared_ptr<Gpu> gpu, const LaunchTuple& launch, int slots) {
                  if (!gpu) throw std::invalid_argument("a launch needs a GPU");

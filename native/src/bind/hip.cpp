@@ -40,20 +40,6 @@ HipTuple hip_tuple(int device) {
 void bind_hip(nb::module_& module) {
     module.def("hip_driver_version", [] { return hip::library().version; });
     module.def("hip_library", [] { return hip::library().path; });
-    module.def("hip_fill_words", &hip::fill_words, "device"_a, "address"_a, "value"_a, "count"_a,
-               WithoutGil());
-    module.def("hip_reach", &hip::reach, "device"_a, "peer"_a, WithoutGil());
-    module.def(
-        "hip_capturing",
-        [](int device, std::uintptr_t stream) {
-            const hip::CurrentDevice current(device);
-            int state = 0;
-            const auto handle = static_cast<hip::Stream>(stream_at(stream));
-            hip::call<&hip::Table::hipStreamIsCapturing>(handle, &state);
-            return state != 0;
-        },
-        "device"_a, "stream"_a, WithoutGil());
-    module.def("hip_synchronize", &hip::synchronize, "device"_a, WithoutGil());
     module.def("hip_device_count", &hip::device_count);
     module.def("hip_capabilities", &hip_tuple, "device"_a);
     module.def(
@@ -64,15 +50,6 @@ void bind_hip(nb::module_& module) {
             return hip::open_gpu(device, code);
         },
         "device"_a, "await_code"_a = nb::bytes("", 0), "shared_bytes"_a = 0U);
-    module.def(
-        "hip_new_window_memory",
-        [](int device, std::size_t bytes, bool words) {
-            return hip::new_window_memory(device, bytes,
-                                          words ? hip::WindowPart::words : hip::WindowPart::data);
-        },
-        "device"_a, "bytes"_a, "words"_a, WithoutGil());
-    module.def("hip_delete_window_memory", &hip::delete_window_memory, "device"_a, "address"_a,
-               WithoutGil());
     module.def(
         "hip_export_memory",
         [](int device, GpuAddress address) {

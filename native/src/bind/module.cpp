@@ -57,12 +57,13 @@ std::optional<FailureTuple> failure_tuple(const Group& group) {
                         failure->expected};
 }
 
-using StateTuple = std::tuple<std::string_view, double, std::uint32_t, std::uint32_t>;
+using StateTuple = std::tuple<std::string_view, double, std::uint32_t, std::uint32_t, bool>;
 
 StateTuple state_tuple(const Group& group, int rank) {
     constexpr std::string_view names[] = {"absent", "here", "closed", "died"};
     const ficco::RankState state = group.state(rank);
-    return {names[static_cast<int>(state.presence)], state.age_s, state.calls, state.digest};
+    return {names[static_cast<int>(state.presence)], state.age_s, state.calls, state.digest,
+            state.preparing};
 }
 
 // Runs the handlers of signals that Python has got. Returns whether one has raised an exception.
@@ -208,6 +209,12 @@ void bind_program(nb::module_& module) {
 
 NB_MODULE(_native, module) {
     nb::set_leak_warnings(false);  // objects may still be alive when the process ends
+    if (nb::type<Group>().is_valid()) {
+        throw nb::import_error(
+            "ficco was imported before in this process and then removed from sys.modules; its "
+            "native code and PyTorch's operators are loaded once per process, so keep ficco's "
+            "modules, or start a new process");
+    }
     module.attr("MAX_WORLD") = ficco::kMaxWorld;
     module.attr("MAX_CHUNKS") = ficco::kMaxChunks;
     module.attr("MAX_LANES") = ficco::kMaxLanes;

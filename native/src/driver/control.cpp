@@ -7,13 +7,20 @@
 #include <string>
 
 #include "ficco/clock.hpp"
+#include "ficco/fabric.hpp"
+#include "ficco/mapping.hpp"
 
 namespace ficco {
 
 namespace {
 
-// Identifies the memory; it changes with the layout of shared memory.
-constexpr std::uint64_t kMagic = 0x34'6f63'6369'66;  // "ficco4"
+// Builds of ficco may differ in the layout of shared memory.
+std::uint64_t own_magic() noexcept {
+    constexpr std::uint64_t kVersion = 5;  // raised when fields change and sizes do not
+    return Control::magic_of({kVersion, sizeof(Control), Fabric::state_bytes(),
+                              Mapping::page_bytes(), kMaxWorld, kMaxChunks, kWordsPerCopy,
+                              kWindowCopies});
+}
 
 // Time limit of a wait for another rank's failure report, which takes less than a microsecond.
 constexpr int kTellTries = 200;
@@ -25,16 +32,17 @@ void Control::init(int world, std::size_t capacity) {
     for (Rank& rank : ranks_) rank.alive.init();
     world_ = static_cast<std::uint64_t>(world);
     capacity_ = capacity;
-    magic_ = kMagic;
+    magic_ = own_magic();
 }
 
 void Control::check(int world, std::size_t capacity) const {
-    if (magic_ == kMagic && world_ == static_cast<std::uint64_t>(world) && capacity_ == capacity) {
+    if (magic_ == own_magic() && world_ == static_cast<std::uint64_t>(world) &&
+        capacity_ == capacity) {
         return;
     }
     throw std::invalid_argument("the memory is not that of a group of " + std::to_string(world) +
                                 " ranks with windows of " + std::to_string(capacity) +
-                                " bytes a copy, made by this version of ficco");
+                                " bytes a copy, made by this build of ficco");
 }
 
 // ---- failure
@@ -116,9 +124,11 @@ std::optional<Failure> Control::refused(int rank, int peer, bool next) const noe
     return Failure{peer, -1, rank, -1, Failure::Kind::refused, 0.0, number, 0};
 }
 
-void Control::set_preparing(int rank, bool does) noexcept {
-    if (ranks_[rank].preparing.exchange(does, std::memory_order_acq_rel) == does) return;
-    preparing_.fetch_add(does ? 1U : ~0U, std::memory_order_acq_rel);
+bool Control::someone_prepares(int world) const noexcept {
+    for (int rank = 0; rank < world; ++rank) {
+        if (ranks_[rank].preparing.load(std::memory_order_acquire) && !has_left(rank)) return true;
+    }
+    return false;
 }
 
 std::optional<Failure> Control::missed(int rank, int peer) const noexcept {
@@ -133,10 +143,10 @@ RankState Control::state(int rank) const noexcept {
     const Rank& one = ranks_[rank];
     const std::uint32_t calls = one.calls.load(std::memory_order_acquire);
     const std::int64_t seen = one.seen_ns.load(std::memory_order_relaxed);
-    return {
-        one.presence.load(std::memory_order_acquire),
-        seen == 0 ? 0.0 : static_cast<double>(now_ns() - seen) * 1e-9, calls,
-        calls == 0 ? 0 : one.digests[(calls - 1) % kRemembered].load(std::memory_order_relaxed)};
+    return {one.presence.load(std::memory_order_acquire),
+            seen == 0 ? 0.0 : static_cast<double>(now_ns() - seen) * 1e-9, calls,
+            calls == 0 ? 0 : one.digests[(calls - 1) % kRemembered].load(std::memory_order_relaxed),
+            one.preparing.load(std::memory_order_relaxed)};
 }
 
 std::optional<Failure> Control::difference(int rank, int peer,
@@ -173,7 +183,6 @@ void Control::beat(int rank) noexcept {
 }
 
 void Control::depart(int rank) noexcept {
-    set_preparing(rank, false);
     ranks_[rank].presence.store(Presence::closed, std::memory_order_release);
     left_.fetch_add(1, std::memory_order_release);
     ranks_[rank].alive.unlock();
@@ -187,7 +196,6 @@ void Control::look_for_deaths(int world) noexcept {
         if (got == RobustMutex::Got::no) continue;  // its holder lives
         if (got == RobustMutex::Got::orphan) {
             one.presence.store(Presence::died, std::memory_order_release);
-            set_preparing(rank, false);
             deaths_.fetch_add(1, std::memory_order_release);
             left_.fetch_add(1, std::memory_order_release);
         }

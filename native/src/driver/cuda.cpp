@@ -16,6 +16,7 @@
 #include "ficco/clock.hpp"
 #include "ficco/cuda_code.hpp"
 #include "ficco/cuda_constants.hpp"
+#include "ficco/cuda_memory.hpp"
 #include "ficco/cuda_words.hpp"
 
 namespace ficco::cuda {
@@ -294,6 +295,16 @@ class CudaGpu final : public Gpu {
         return std::bit_cast<ficco::TensorMap>(map);
     }
 
+    GpuAddress new_window_memory(std::size_t bytes, WindowPart) override {
+        return cuda::new_window_memory(bytes);
+    }
+    void delete_window_memory(GpuAddress address) override { cuda::delete_window_memory(address); }
+    void fill_words(GpuAddress address, std::uint32_t value, std::size_t count) override {
+        cuda::fill_words(address, value, count);
+    }
+    void reach(int peer) override { cuda::reach(peer); }
+    void synchronize_device() override { cuda::synchronize(); }
+
     HostPage new_host_page(std::size_t bytes) override {
         HostPage page{};
         FICCO_CALL(cuMemHostAlloc, &page.host, bytes, kHostAllocPortable | kHostAllocMapped);
@@ -340,18 +351,18 @@ class CudaGpu final : public Gpu {
         table_.cuGraphExecDestroy(static_cast<GraphExec>(graph));
     }
 
-    CapturedNodes captured_nodes(GpuStream stream) override {
+    CapturedNodes captured_nodes(GpuStream stream, std::size_t known) override {
         int status = kCaptureNone;
         Graph graph = nullptr;
         CapturedNodes counts{};
         FICCO_CALL(cuStreamGetCaptureInfo, static_cast<Stream>(stream), &status, &counts.capture,
                    &graph, nullptr, nullptr);
         if (status != kCaptureActive) throw GpuError("the stream is not captured any more");
-        std::size_t count = 0;
-        FICCO_CALL(cuGraphGetNodes, graph, nullptr, &count);
-        std::vector<Node> nodes(count);
-        FICCO_CALL(cuGraphGetNodes, graph, nodes.data(), &count);
-        for (std::size_t i = 0; i < count; ++i) {
+        FICCO_CALL(cuGraphGetNodes, graph, nullptr, &counts.total);
+        if (known >= counts.total) return counts;
+        std::vector<Node> nodes(counts.total);
+        FICCO_CALL(cuGraphGetNodes, graph, nodes.data(), &counts.total);
+        for (std::size_t i = known; i < counts.total; ++i) {
             int type = 0;
             FICCO_CALL(cuGraphNodeGetType, nodes[i], &type);
             counts.copies += type == kNodeMemcpy;

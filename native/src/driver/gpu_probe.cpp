@@ -16,10 +16,10 @@ namespace ficco {
 
 namespace {
 
-// Selects the way to raise a word, as programs do (ficco/passes/signals.py). `writable`: whether
-// the stream may write to the word: one of its own device, or one at a peer if the driver allows
-// that. `behind_kernels`: whether the stream is the caller's, whose commands follow kernels; on
-// other streams, a storing kernel would need room beside a kernel that waits for the word.
+// Selects the way to raise a word, as programs do (ficco/program/passes/signals.py). `writable`:
+// whether the stream may write to the word: one of its own device, or one at a peer if the driver
+// allows that. `behind_kernels`: whether the stream is the caller's, whose commands follow kernels;
+// on other streams, a storing kernel would need room beside a kernel that waits for the word.
 // `stores`: whether the device has a kernel that stores.
 constexpr Raising way_to_raise(bool writable, bool behind_kernels, bool stores) {
     if (writable) return Raising::write;

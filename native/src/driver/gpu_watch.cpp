@@ -16,6 +16,7 @@ namespace ficco {
 namespace {
 
 constexpr std::int64_t kLookNs = 20'000'000;
+constexpr double kPreparationTimeouts = 10;     // for which a wait is suspended at most
 constexpr double kCausesFirstS = 0.06;          // three polls
 constexpr std::int64_t kReleaseNs = 2'000'000;  // between polls after the group has failed
 constexpr double kReadEnds = 5;  // time limit of an abandoned read, in time limits of a response
@@ -106,14 +107,13 @@ GpuAddress GpuWatch::lane_word(int lane) const noexcept {
 }
 
 void GpuWatch::set_stop_word(GpuAddress word) {
-    const std::lock_guard lock(mutex_);
-    stop_word_ = word;
+    const std::lock_guard asking(asking_);  // the old word may be freed afterwards
+    stop_word_.store(word, std::memory_order_release);
 }
 
-GpuAddress GpuWatch::stop_word() {
+GpuAddress GpuWatch::stop_word() const noexcept {
     if (!ways_) return page_.device + sizeof(std::uint32_t) * kStopPlace;
-    const std::lock_guard lock(mutex_);
-    return stop_word_;
+    return stop_word_.load(std::memory_order_acquire);
 }
 
 GpuAddress GpuWatch::missed_word() const noexcept {
@@ -170,7 +170,7 @@ double GpuWatch::waited_s(int lane) {
         seen = {};
     } else if ((value & kMark) == 0) {
         if (word(lane).compare_exchange_strong(value, value | kMark)) {
-            seen = {value, now_ns()};
+            seen = {value, now_ns(), now_ns()};
             if (lane == kInline) last_waiting_ = value;
         }
     } else if (seen.value != 0) {
@@ -179,13 +179,19 @@ double GpuWatch::waited_s(int lane) {
     return -1;
 }
 
-void GpuWatch::forget_times() {
-    if (!group_->someone_prepares()) return;  // it may take longer than the timeout of a wait
-    for (Seen& seen : seen_) seen.since_ns = now_ns();
+// The preparation of a call may take longer than the timeout of a wait. A rank that is stopped
+// meanwhile must not suspend the timeout for ever.
+void GpuWatch::leave_out_preparation() {
+    if (!group_->someone_prepares()) return;
+    const double most_s = kPreparationTimeouts * group_->timeout_s();
+    const std::int64_t now = now_ns();
+    for (Seen& seen : seen_) {
+        if (static_cast<double>(now - seen.marked_ns) * 1e-9 < most_s) seen.since_ns = now;
+    }
 }
 
 void GpuWatch::look() {
-    forget_times();
+    leave_out_preparation();
     const double timeout_s = group_->timeout_s();
     const double patience_s = group_->someone_left() ? std::min(timeout_s, kLeftGraceS) : timeout_s;
     for (int lane = kInline; lane < kMaxLanes; ++lane) {
@@ -203,7 +209,7 @@ void GpuWatch::look() {
 // which word is missing. If it does not, the group fails without that information. Which words have
 // arrived is not known here, so a rank that has left is not looked for.
 void GpuWatch::look_at_kernels() {
-    forget_times();
+    leave_out_preparation();
     const double timeout_s = group_->timeout_s();
     bool stops = false;
     for (int lane = kInline; lane < kMaxLanes; ++lane) {
@@ -345,13 +351,10 @@ void GpuWatch::let_go() {
         stop_kernels(true);
         return;
     }
-    {
-        const std::lock_guard lock(mutex_);  // until the word is written, as it may be freed then
-        if (stop_word_ != 0 && (waits() || stopped_ != stop_word_)) {
-            const std::array command{WordCommand{WordCommand::Kind::write, stop_word_, 1U}};
-            if (!ask([&](Gpu& gpu, GpuStream stream) { gpu.words(command, stream); })) return;
-            stopped_ = stop_word_;
-        }
+    if (const GpuAddress word = stop_word(); word != 0 && (waits() || stopped_ != word)) {
+        const std::array command{WordCommand{WordCommand::Kind::write, word, 1U}};
+        if (!ask([&](Gpu& gpu, GpuStream stream) { gpu.words(command, stream); })) return;
+        stopped_ = word;
     }
     for (int lane = kInline; lane < kMaxLanes && !stuck_; ++lane) {
         if (const std::uint32_t value = waiting(lane); value != 0) release(value, lane);

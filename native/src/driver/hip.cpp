@@ -11,6 +11,7 @@
 #include "ficco/hip_code.hpp"
 #include "ficco/hip_constants.hpp"
 #include "ficco/hip_device.hpp"
+#include "ficco/hip_memory.hpp"
 
 namespace ficco::hip {
 
@@ -157,6 +158,18 @@ class HipGpu final : public Gpu {
     }
     TensorMap encode(const TensorBox&) override { refuse("tensor maps; pass addresses"); }
 
+    GpuAddress new_window_memory(std::size_t bytes, WindowPart part) override {
+        return hip::new_window_memory(device_, bytes, part);
+    }
+    void delete_window_memory(GpuAddress address) override {
+        hip::delete_window_memory(device_, address);
+    }
+    void fill_words(GpuAddress address, std::uint32_t value, std::size_t count) override {
+        hip::fill_words(device_, address, value, count);
+    }
+    void reach(int peer) override { hip::reach(device_, peer); }
+    void synchronize_device() override { hip::synchronize(device_); }
+
     HostPage new_host_page(std::size_t bytes) override {
         HostPage page{};
         call<&Table::hipHostMalloc>(&page.host, bytes, kHostPortable | kHostMapped | kHostCoherent);
@@ -188,7 +201,7 @@ class HipGpu final : public Gpu {
     void delete_graph(GpuGraph graph) noexcept override {
         forget(table_.hipGraphExecDestroy(static_cast<GraphExec>(graph)));
     }
-    CapturedNodes captured_nodes(GpuStream stream) override;
+    CapturedNodes captured_nodes(GpuStream stream, std::size_t known) override;
 
   protected:
     void push_current() override {
@@ -232,7 +245,7 @@ GpuGraph HipGpu::capture(GpuStream stream, const std::function<void()>& enqueue)
     return ready;
 }
 
-CapturedNodes HipGpu::captured_nodes(GpuStream stream) {
+CapturedNodes HipGpu::captured_nodes(GpuStream stream, std::size_t known) {
     int status = kCaptureNone;
     unsigned long long id = 0;
     Graph graph = nullptr;
@@ -240,12 +253,12 @@ CapturedNodes HipGpu::captured_nodes(GpuStream stream) {
                                              static_cast<const Node**>(nullptr),
                                              static_cast<std::size_t*>(nullptr));
     if (status != kCaptureActive) throw GpuError("the stream is not captured any more");
-    std::size_t count = 0;
-    call<&Table::hipGraphGetNodes>(graph, static_cast<Node*>(nullptr), &count);
-    std::vector<Node> nodes(count);
-    if (count > 0) call<&Table::hipGraphGetNodes>(graph, nodes.data(), &count);
-    CapturedNodes counts{0, 0, id};
-    for (std::size_t i = 0; i < count; ++i) {
+    CapturedNodes counts{0, 0, 0, id};
+    call<&Table::hipGraphGetNodes>(graph, static_cast<Node*>(nullptr), &counts.total);
+    if (known >= counts.total) return counts;
+    std::vector<Node> nodes(counts.total);
+    call<&Table::hipGraphGetNodes>(graph, nodes.data(), &counts.total);
+    for (std::size_t i = known; i < counts.total; ++i) {
         int type = 0;
         call<&Table::hipGraphNodeGetType>(nodes[i], &type);
         counts.copies += type == kNodeMemcpy;

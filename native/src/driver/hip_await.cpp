@@ -91,7 +91,7 @@ AwaitKernel::AwaitKernel(int device, std::string_view code, unsigned shared_byte
     if (parameters_of(kernel_) != Parameters::sizes()) {
         throw GpuError(std::string("the kernel ") + kEntry +
                        " has other parameters than the core passes; build its code again with "
-                       "`python -m ficco.packing --amd`");
+                       "`python -m ficco.cli.packing --amd`");
     }
 }
 

@@ -144,7 +144,7 @@ void GpuProgram::start(int copy, GpuStream stream, bool traced,
     captured_ |= capturing_;
     if (capturing_) {
         rank_->group().captured();
-        nodes_before_ = gpu.captured_nodes(stream);
+        nodes_before_ = gpu.captured_nodes(stream, Gpu::kAllKnown);
     }
     traced_ = traced && !capturing_;
     if (traced_) {
@@ -336,10 +336,10 @@ void GpuProgram::finish() {
     const Gpu::Current current(gpu);
     join();
     if (capturing_) {
-        const CapturedNodes now = gpu.captured_nodes(caller_);
-        check_captured(now.copies - nodes_before_.copies, submitted_.copies, "copies");
-        check_captured(now.kernels - nodes_before_.kernels, submitted_.kernels, "kernels");
-        rank_->ended(caller_, now.capture);
+        const CapturedNodes added = gpu.captured_nodes(caller_, nodes_before_.total);
+        check_captured(added.copies, submitted_.copies, "copies");
+        check_captured(added.kernels, submitted_.kernels, "kernels");
+        rank_->ended(caller_, added.capture);
     } else {
         rank_->ended(caller_);
     }

@@ -1,0 +1,1 @@
+"""What all rooms use: errors, checks, files, settings, machines and their costs."""

@@ -1,0 +1,47 @@
+"""Read environment variables, and check their values."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ficco.core.errors import InputError, shown
+
+
+def cache_folder() -> Path:
+    """Return the folder for what is measured once per machine; it may not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "ficco"
+
+
+def switch(name: str, default: bool) -> bool:
+    """Return whether a variable is on: "1", or off: "0".
+
+    Args:
+        name: of the variable.
+        default: the result if the variable is unset or empty.
+
+    Raises:
+        InputError: the variable has another value.
+    """
+    value = os.environ.get(name, "")
+    if value not in ("", "0", "1"):
+        raise InputError(f"{name}={value!r}: set it to '1' or '0', or unset it")
+    return value == "1" if value else default
+
+
+def whole(name: str) -> int:
+    """Return a variable that launchers such as torchrun set to a number of 0 or more.
+
+    Raises:
+        InputError: it is unset, or not such a number.
+    """
+    value = os.environ.get(name, "")
+    if not value.isdecimal() or len(value) > 9:
+        setting = f"{name}={shown(value)}" if value else f"{name} is unset"
+        raise InputError(
+            f"{setting}: a number of 0 or more is needed, which torchrun sets; start the ranks by "
+            "torchrun, or unset TORCHELASTIC_RUN_ID and FICCO_STORE to run without it"
+        )
+    return int(value)

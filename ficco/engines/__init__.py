@@ -1,1 +1,0 @@
-"""Engines execute plans. Only they import the native module."""

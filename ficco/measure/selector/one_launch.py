@@ -1,0 +1,106 @@
+"""The rule's times of calls of one launch, whose kernel stores at peers or reads from them."""
+
+from __future__ import annotations
+
+from ficco.core.machine import SLICED_ROWS, Machine
+from ficco.lowering.one_kernel import slices
+from ficco.lowering.one_kernel_all_reduce import is_made_before
+from ficco.lowering.sending import sends
+from ficco.measure.selector.facts import Facts
+from ficco.plan.schedule import Schedule
+
+
+def one_launch(
+    facts: Facts, machine: Machine, schedule: Schedule, whole: float
+) -> tuple[float, float]:
+    """Return the times of a call of one launch on the devices, and on its host.
+
+    whole: the time of the GEMM, which a library may make in a launch of its own.
+    """
+    costs, pulls = machine.costs, schedule.pulls
+    host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
+    if pulls or (_is_made_before(facts, schedule) and schedule.for_few_rows):
+        host += costs.host_product_us or costs.host_launch_us
+    if pulls:
+        return whole + _pulled(facts, machine, schedule), host
+    if facts.flow.pools:
+        return _pooled(facts, machine, whole), host
+    if sends(schedule, facts.flow):
+        return _sent(facts, machine, schedule, whole), host
+    return _one_kernel(facts, machine, schedule, whole), host
+
+
+def _pooled(facts: Facts, machine: Machine, whole: float) -> float:
+    """Return the time of one launch that pools bags and stores them at peers at the same time.
+
+    whole: the time to pool all bags.
+    """
+    links = facts.world - 1 if machine.link.per == "pair" else 1
+    send = facts.sent_bytes / (links * machine.link.peak_gbps * 1e3)
+    fixed = machine.costs.launch_us + machine.costs.direct_us + machine.costs.store_us
+    return fixed + max(whole, send) + machine.stream_us(2 * facts.sent_bytes)
+
+
+def _sent(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
+    """Return the time of one launch that sends rows, or products by rows, while it multiplies.
+
+    The last chunk has to arrive, and is then multiplied, or added to own products, or moved. Own
+    products that are added come after all others, and shared sums travel after them.
+    """
+    costs, grain = machine.costs, schedule.chunks
+    made = whole * (costs.sending_gemm or costs.gated_gemm)
+    links = facts.world - 1 if machine.link.per == "pair" else 1
+    passes = facts.flow.passes
+    once = facts.sent_bytes / passes
+    send = once / (links * machine.link.peak_gbps * 1e3)
+    fixed = costs.launch_us + costs.direct_us + passes * costs.store_us
+    if facts.gathers:
+        return fixed + max(made, send) + min(made, send) / (grain * facts.world)
+    own = made / facts.world
+    others = made - own
+    moved = machine.stream_us(2 * once)
+    first = min(others, send) / (grain * facts.world)  # products before the first send
+    if facts.flow.finish == "move":
+        return fixed + max(made, first + send) + moved
+    end = first + max(others, send)
+    if facts.flow.shares:
+        return fixed + end + max(own, send) + moved
+    return fixed + end + own
+
+
+def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
+    return facts.flow.shares and is_made_before(facts.m, schedule.shots == "two")
+
+
+def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
+    """Return the time of one launch that stores at peers, multiplies, and adds up if needed."""
+    costs, world = machine.costs, facts.world
+    twice = schedule.shots == "two" and not facts.gathers
+    rows = facts.m * facts.n * facts.item
+    sent = rows * (world - 1) * (2 / world if twice else 1)
+    moved = machine.stream_us((world + 1) * rows * (1 / world if twice else 1))
+    if facts.gathers:
+        sent, moved = facts.sent_bytes, 0.0
+        whole *= costs.direct_gemm
+    links = world - 1 if machine.link.per == "pair" else 1
+    send = sent / (links * machine.link.peak_gbps * 1e3)
+    if _is_made_before(facts, schedule):  # in a separate launch
+        whole += costs.launch_us
+        moved += machine.stream_us(2 * rows * (world - 1) / world)
+    elif not facts.gathers:
+        programs = len(slices(facts.n, schedule.chunks))
+        sliced = machine.sliced_gemm_us(facts.m, facts.n, facts.k, facts.dtype, programs)
+        whole = sliced if facts.m > SLICED_ROWS else whole
+    rendezvous = costs.direct_us if facts.gathers else 0.0
+    fixed = costs.launch_us + rendezvous + (2 if twice else 1) * costs.store_us
+    return fixed + whole + send + moved
+
+
+def _pulled(facts: Facts, machine: Machine, schedule: Schedule) -> float:
+    """Return the time of the launch that reads peers' products, behind the GEMM."""
+    costs, world = machine.costs, facts.world
+    twice = schedule.shots == "two"
+    read = facts.m * facts.n * facts.item * (world - 1) * (2 / world if twice else 1)
+    links = world - 1 if machine.link.per == "pair" else 1
+    moved = costs.peer_reads * read / (links * machine.link.peak_gbps * 1e3)
+    return costs.launch_us + costs.pulling_us(twice) + moved

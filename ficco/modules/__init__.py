@@ -1,1 +1,0 @@
-"""Front ends for PyTorch, one process per rank. Loaded when first used."""

@@ -1,0 +1,497 @@
+"""Problem: the operator, sizes and dtypes of a call, without schedule or machine.
+
+A Problem describes all ranks. `rows` and `splits` are equal on every rank, and the ranks must agree
+on them. Column counts of a gather's outputs and inner sizes of a reduction concern only one rank
+each, so a rank that knows only its own values can build its plan (`agreed`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ficco.core import reading
+from ficco.core.checking import whole_number, whole_numbers
+from ficco.core.dtypes import DTYPES, INDEX_DTYPES
+from ficco.core.errors import InputError, closest, shown
+from ficco.operators import registry
+
+_RESERVED = re.compile(
+    r"x\d*|(y|bias|acc|table|indices|offsets|weights)\d+|gathered|partial|pooled|recv|reduced|sent|shared"
+)
+
+MOST = 2**31 - 1  # of m, n and k each
+MAX_WORLD = 64  # ranks in one group; it determines the signals' places in a window
+
+TABLES, POOLING = 2, 8  # of an embedding that `chunked` builds
+AXES = ("rows", "contraction", "gathered")
+MODES = ("sum", "mean", "weighted")  # of the bags of a table
+
+
+def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
+    """Cut `total` by torch.chunk's rule: parts of ceil(total / parts), the last smaller or 0."""
+    size = -(-total // parts)
+    return tuple(max(0, min(size, total - i * size)) for i in range(parts))
+
+
+def offsets(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the start of each part, followed by the total."""
+    at = [0]
+    for size in sizes:
+        at.append(at[-1] + size)
+    return tuple(at)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One product of a call. All outputs of a gathering operator read the same gather.
+
+    Attributes:
+        columns: columns of the product on each rank (n_r for rank r).
+        operand: name of the weight buffer that is multiplied; empty for "gathered".
+        axis: "rows": [m, k] . w[k, n_r] -> [m, n_r]. "contraction": concat(x)^T . w[m, n_r] ->
+            [k, n_r], a sum over all arrivals (a weight gradient). "gathered": concat(x)
+            itself, [m, k], for later use.
+        operand_transposed: the operand is stored as [n_r, k] (or [n_r, m]).
+        bias: a row of n_r values is added to every row.
+
+    Example:
+        >>> ficco.Output(columns=(16, 16))  # two ranks with 16 columns each
+        Output(columns=(16, 16), operand='w', axis='rows', operand_transposed=False, bias=False)
+    """
+
+    columns: tuple[int, ...]
+    operand: str = "w"
+    axis: str = "rows"
+    operand_transposed: bool = False
+    bias: bool = False
+
+
+class Pair(NamedTuple):
+    """The names of two buffers that are multiplied: x [m, depth] and w [depth, n]."""
+
+    x: str
+    w: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An operator with its sizes.
+
+    Attributes:
+        op: the name of an operator.
+        world: number of ranks p, 1 to 64.
+        rows: per rank, the rows it holds (all_gather_matmul, all_to_all), gets
+            (matmul_reduce_scatter, embedding: its batch slice) or reduces (matmul_all_reduce).
+        k: the size of the contraction over all ranks.
+        outputs: products; reducing and exchanging operators have exactly one.
+        dtype: of inputs and outputs: float32, float16, bfloat16.
+        depths: reducing operators: the part of k on each rank.
+        pairs: reducing operators: per rank, the depths of several pairs x_i, w_i, whose products
+            are added up; () if each rank has one pair. See `pairs_of`.
+        splits: all-to-all: splits[s][r] rows go from rank s to rank r.
+        tables: embedding: rows of each table, per rank; n is their dimension.
+        lookups: embedding: a rank's number of indices for each table; no peer needs them.
+        modes: embedding: how a rank pools each of its tables: "sum"; "mean"; "weighted", a sum with
+            a float32 weight per lookup. () if all are "sum"; no peer needs them.
+        index_dtype: embedding: the dtype of indices and offsets, int32 or int64; no peer needs it.
+        scales: "none"; reserved for scaled dtypes, which are not implemented.
+
+    Raises:
+        InputError: a field is invalid, or does not belong to the operator; the message names it.
+
+    Example:
+        >>> problem = ficco.Problem.chunked("all_gather_matmul", world=4, m=64, n=32, k=16)
+        >>> problem.rows, problem.outputs[0].columns, problem.result_shapes(0)
+        ((16, 16, 16, 16), (8, 8, 8, 8), [(64, 8)])
+        >>> uneven = ficco.Problem(
+        ...     "all_gather_matmul", world=2, rows=(5, 0), k=16, outputs=(ficco.Output((8, 8)),))
+        >>> uneven.m, uneven.n
+        (5, 16)
+    """
+
+    op: str
+    world: int
+    rows: tuple[int, ...]
+    k: int
+    outputs: tuple[Output, ...]
+    dtype: str = "float32"
+    depths: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, ...], ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
+    tables: tuple[tuple[int, ...], ...] = ()
+    lookups: tuple[tuple[int, ...], ...] = ()
+    modes: tuple[tuple[str, ...], ...] = ()
+    index_dtype: str = "int64"
+    scales: str = "none"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def operator(self) -> registry.Operator:
+        """The record of the operator."""
+        return registry.get(self.op)
+
+    @property
+    def flow(self) -> registry.Flow:
+        """How the operator's data flows."""
+        return registry.get(self.op).flow
+
+    @property
+    def m(self) -> int:
+        """Number of rows over all ranks."""
+        return sum(self.rows)
+
+    @property
+    def n(self) -> int:
+        """Columns of the whole product, over all outputs, and over all ranks if n is split."""
+        if self.flow.own_columns:
+            return sum(sum(output.columns) for output in self.products)
+        return self.outputs[0].columns[0]
+
+    @property
+    def products(self) -> tuple[Output, ...]:
+        """The outputs that are products: all but a gathered x."""
+        return tuple(output for output in self.outputs if output.axis != "gathered")
+
+    @property
+    def input_itemsize(self) -> int:
+        """Bytes of an element of the inputs that travel or are multiplied."""
+        return DTYPES[self.dtype]
+
+    @property
+    def result_dtype(self) -> str:
+        """The dtype of the outputs, and of parts of them that travel."""
+        return self.dtype
+
+    @property
+    def result_itemsize(self) -> int:
+        """Bytes of an element of the outputs, and of parts of them that travel."""
+        return DTYPES[self.result_dtype]
+
+    @property
+    def travelling_itemsize(self) -> int:
+        """Bytes of an element of what travels: inputs, or parts of outputs."""
+        return self.input_itemsize if self.flow.gathers else self.result_itemsize
+
+    def operands(self, rank: int) -> list[registry.Operand]:
+        """Return the inputs, weights and outputs of a rank, followed by all attachments."""
+        own = self.operator.operands(self, rank)
+        outputs = [
+            registry.Operand(f"y{i}", "output", *shape, self.result_dtype)
+            for i, shape in enumerate(self.result_shapes(rank))
+        ]
+        return [*own, *outputs, *self._attachments(own, rank)]
+
+    def roles(self, rank: int) -> dict[str, registry.Role]:
+        """Return the roles of a rank's operands, by name."""
+        return {operand.name: registry.ROLES[operand.role] for operand in self.operands(rank)}
+
+    def attached(self, rank: int, to: str) -> list[registry.Operand]:
+        """Return the operands of a rank that follow the operand `to`."""
+        return [operand for operand in self.operands(rank) if operand.follows == to]
+
+    def _attachments(
+        self, own: Sequence[registry.Operand], rank: int
+    ) -> Iterator[registry.Operand]:
+        for i, output in enumerate(self.outputs):
+            if output.bias:
+                columns = output.columns[rank]
+                yield registry.Operand(f"bias{i}", "bias", 1, columns, self.result_dtype, f"y{i}")
+        for name, role, follows, dtype in self.operator.attachments:
+            rows = next(operand.rows for operand in own if operand.name == follows)
+            columns = self.outputs[0].columns[rank]
+            yield registry.Operand(name, role, rows, columns, dtype or self.dtype, follows)
+
+    def pairs_of(self, rank: int) -> tuple[Pair, ...]:
+        """Return the pairs that a rank of a reducing operator multiplies: x, w; x1, w1; ..."""
+        operand = self.outputs[0].operand
+        depths = self.pairs[rank] if self.pairs else (self.depths[rank],)
+        names = [(f"x{i or ''}", f"{operand}{i or ''}") for i in range(len(depths))]
+        return tuple([Pair(x, w, k) for (x, w), k in zip(names, depths, strict=True)])
+
+    def modes_of(self, rank: int) -> tuple[str, ...]:
+        """Return how a rank pools each of its tables, see `modes`."""
+        return self.modes[rank] if self.modes else ("sum",) * len(self.tables[rank])
+
+    def result_shapes(self, rank: int) -> list[tuple[int, int]]:
+        """Return the shape of each output of a rank."""
+        return self.operator.result_shapes(self, rank)
+
+    @classmethod
+    def chunked(
+        cls,
+        op: str,
+        world: int,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "float32",
+        bias: bool = False,
+        rows: Sequence[int] | None = None,
+    ) -> Problem:
+        """Build a problem from global sizes, split over ranks by torch.chunk's rule.
+
+        For an embedding m is the batch, n the tables' dimension and k their rows; every rank has
+        TABLES tables and on average POOLING lookups per bag.
+
+        Args:
+            op: the name of an operator.
+            world: number of ranks.
+            m: rows over all ranks.
+            n: columns of the product over all ranks.
+            k: size of the contraction over all ranks.
+            dtype: of inputs and outputs.
+            bias: whether a bias is added.
+            rows: rows per rank; None: torch.chunk's rule.
+
+        Raises:
+            InputError: a size, world, operator or dtype is invalid.
+        """
+        operator = registry.get(op)
+        m, n, k = (whole_number(v, name, 1, MOST) for name, v in (("m", m), ("n", n), ("k", k)))
+        world = _world(world)
+        row_sizes = whole_numbers(rows, "rows") if rows is not None else chunk_sizes(m, world)
+        if sum(row_sizes) != m:
+            raise InputError(f"rows={shown(list(row_sizes))} add up to {sum(row_sizes)}, but m={m}")
+        values = operator.fields(world, m, n, k, row_sizes)
+        outputs = tuple(replace(output, bias=bias) for output in values.pop("outputs"))
+        return cls(op=op, world=world, rows=row_sizes, k=k, outputs=outputs, dtype=dtype, **values)
+
+    def agreed(self) -> dict[str, Any]:
+        """Return the values that must be equal on every rank, which determine all transfers.
+
+        Columns of a gather, and depths and pairs of a reduction, are not included: no peer needs
+        them, and a rank may know only its own.
+        """
+        facts: dict[str, Any] = {
+            "op": self.op,
+            "world": self.world,
+            "rows": list(self.rows),
+            "dtype": self.dtype,
+            "splits": [list(row) for row in self.splits],
+            "tables": [len(row) for row in self.tables],
+            "scales": self.scales,
+        }
+        facts["width"] = self.k if self.flow.gathers else self.n
+        if self.has_bias:  # so digests of calls without one are those of earlier versions
+            facts["bias"] = True
+        return facts
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether any output has a bias."""
+        return any(output.bias for output in self.outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the problem as JSON values; `from_json` is the inverse."""
+        return {name: _plain(getattr(self, name)) for name in _KINDS}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Problem:
+        """Build a problem from the values that `to_json` returns.
+
+        Raises:
+            InputError: a field is missing, unknown or of the wrong type.
+        """
+        reading.table(data, _KINDS, "problem")
+        needed = ("op", "world", "rows", "k", "outputs", "dtype")
+        reading.check_known(data, _KINDS, "problem", needed)
+        values: dict[str, Any] = {
+            name: value for name, value in data.items() if _KINDS[name] is not list
+        }
+        values |= {
+            name: _sizes(data[name], f"problem.{name}")
+            for name in ("rows", "depths")
+            if name in data
+        }
+        for name in ("pairs", "splits", "tables", "lookups"):
+            values[name] = tuple(
+                _sizes(row, f"problem.{name}[{at}]") for at, row in enumerate(data.get(name, []))
+            )
+        values["modes"] = tuple(
+            _texts(row, f"problem.modes[{at}]") for at, row in enumerate(data.get("modes", []))
+        )
+        values["outputs"] = tuple(
+            _output(entry, f"problem.outputs[{at}]") for at, entry in enumerate(data["outputs"])
+        )
+        try:
+            return cls(**values)
+        except InputError as wrong:
+            raise InputError(f"problem: {wrong}") from None
+
+
+# The types of fields in JSON.
+_KINDS = {
+    "op": str, "world": int, "rows": list, "k": int, "dtype": str, "outputs": list,
+    "depths": list, "pairs": list, "splits": list, "tables": list, "lookups": list,
+    "modes": list, "index_dtype": str, "scales": str,
+}  # fmt: skip
+_OUTPUT_KINDS = {
+    "columns": list, "operand": str, "axis": str, "operand_transposed": bool, "bias": bool,
+}  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value as JSON has it."""
+    if isinstance(value, Output):
+        return {name: _plain(getattr(value, name)) for name in _OUTPUT_KINDS}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _output(entry: Any, where: str) -> Output:
+    """Return an output from its JSON values."""
+    reading.table(entry, _OUTPUT_KINDS, where)
+    reading.check_known(entry, _OUTPUT_KINDS, where, ("columns",))
+    return Output(**{**entry, "columns": _sizes(entry["columns"], f"{where}.columns")})
+
+
+def _sizes(values: Any, where: str) -> tuple[int, ...]:
+    """Return a list of sizes from JSON as a tuple."""
+    if not isinstance(values, list):
+        raise InputError(f"{where}={shown(values)}: a list of sizes is needed")
+    return tuple(whole_number(size, f"{where}[{at}]", 0) for at, size in enumerate(values))
+
+
+def _texts(values: Any, where: str) -> tuple[str, ...]:
+    """Return a list of texts from JSON as a tuple."""
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise InputError(f"{where}={shown(values)}: a list of texts is needed")
+    return tuple(values)
+
+
+def _world(world: int) -> int:
+    return whole_number(world, "world", 1, MAX_WORLD)
+
+
+def _check(problem: Problem) -> None:
+    """Reject an invalid problem; every message names the field."""
+    p = problem
+    operator = registry.get(p.op)
+    _world(p.world)
+    if not isinstance(p.dtype, str) or p.dtype not in DTYPES:
+        raise InputError(
+            f"dtype {shown(p.dtype)} is not implemented{closest(p.dtype, DTYPES)}. "
+            f"Known: {', '.join(DTYPES)}"
+        )
+    if p.scales != "none":
+        raise InputError(f"scales={shown(p.scales)}: no scaled dtype is implemented; use 'none'")
+    check_per_rank("rows", p.rows, p.world)
+    if not 1 <= p.m <= MOST:
+        raise InputError(
+            f"m={shown(p.m)}, the sum of rows={shown(list(p.rows))}: a whole number from 1 to "
+            f"{MOST} is needed"
+        )
+    whole_number(p.k, "k", 1, MOST)
+    if not isinstance(p.outputs, (tuple, list)):
+        raise InputError(f"outputs={shown(p.outputs)}: a tuple of ficco.Output is needed")
+    if not p.outputs:
+        raise InputError("outputs: a problem has at least one")
+    _check_outputs(p)
+    if not p.products:
+        raise InputError("outputs: none is a product; name a product, along rows or contraction")
+    if not p.n:
+        found = shown([list(output.columns) for output in p.products])
+        raise InputError(f"outputs: the columns are {found}; n, their sum, must be 1 or more")
+    _check_operands(p.products)
+    _check_fields(p)
+    _check_attachments(p)
+    if operator.check is not None:
+        operator.check(p)
+
+
+def _check_fields(p: Problem) -> None:
+    """Reject fields that only operators of another flow have."""
+    if (p.tables or p.lookups or p.modes) and not p.flow.pools:
+        raise InputError(
+            f"tables, lookups and modes belong to operators that pool bags, not to {p.op}"
+        )
+    if not isinstance(p.index_dtype, str) or p.index_dtype not in INDEX_DTYPES:
+        raise InputError(
+            f"index_dtype={shown(p.index_dtype)}: it is one of {', '.join(INDEX_DTYPES)}"
+        )
+    if (p.depths or p.pairs) and not p.flow.sums:
+        raise InputError(f"depths and pairs belong to operators that add up, not to {p.op}")
+    if p.splits and not p.flow.splits:
+        raise InputError(f"splits belong to operators that exchange rows, not to {p.op}")
+
+
+def _check_attachments(p: Problem) -> None:
+    """Reject operands that follow x where its rows are not the rows of equally wide products."""
+    for name, role, follows, dtype in p.operator.attachments:
+        if (role, follows) != ("term", "x") or dtype not in ("", *DTYPES):
+            raise InputError(
+                f"{p.op}: attachment {name} is a {role!r} of {dtype!r} that follows {follows!r}; "
+                "what works is a 'term' that follows 'x', in a dtype of problems"
+            )
+        axes = {output.axis for output in p.products}
+        widths = {columns for output in p.products for columns in output.columns}
+        if p.pairs or p.flow.pools or axes != {"rows"} or len(widths) > 1:
+            raise InputError(
+                f"{p.op}: {name} is added to the products of its rows: they need one pair of x and "
+                "w, along rows, and the same columns on every rank"
+            )
+
+
+def _check_outputs(p: Problem) -> None:
+    for index, output in enumerate(p.outputs):
+        if not isinstance(output, Output):
+            raise InputError(f"outputs[{index}]={shown(output)}: a ficco.Output is needed")
+        check_per_rank(f"outputs[{index}].columns", output.columns, p.world)
+        if max(output.columns) > MOST:
+            raise InputError(
+                f"outputs[{index}].columns={shown(list(output.columns))}: a rank has at most {MOST}"
+            )
+        if output.axis not in AXES:
+            raise InputError(
+                f"outputs[{index}].axis={shown(output.axis)}{closest(output.axis, AXES)}: it "
+                f"is one of {', '.join(AXES)}"
+            )
+        if output.axis == "gathered":
+            _check_kept(p, index, output)
+            continue
+        if not output.operand.isidentifier() or _RESERVED.fullmatch(output.operand):
+            raise InputError(
+                f"outputs[{index}].operand={shown(output.operand)} is not a name, or plans use it; "
+                "call it w, w0, w1, ..."
+            )
+
+
+def _check_kept(p: Problem, index: int, output: Output) -> None:
+    plain = Output((p.k,) * p.world, "", "gathered")
+    if output != plain:
+        raise InputError(
+            f"outputs[{index}] is the gathered x itself: columns={shown([p.k] * p.world)}, no "
+            f"operand, nothing transposed, no bias; {output} found"
+        )
+
+
+def _check_operands(outputs: tuple[Output, ...]) -> None:
+    """Check that outputs with the same operand use it with one shape."""
+    first: dict[str, Output] = {}
+    for index, output in enumerate(outputs):
+        other = first.setdefault(output.operand, output)
+        if (output.columns, output.axis, output.operand_transposed) != (
+            other.columns, other.axis, other.operand_transposed,
+        ):  # fmt: skip
+            raise InputError(
+                f"outputs[{index}] and an earlier one name operand {output.operand!r} with "
+                "different shapes; give each operand its own name"
+            )
+
+
+def check_per_rank(name: str, sizes: Sequence[int], count: int, what: str = "world") -> None:
+    """Check that `sizes` is a tuple of `count` sizes of 0 or more; messages use `name`."""
+    if not isinstance(sizes, (tuple, list)):
+        raise InputError(f"{name}={shown(sizes)}: a tuple of sizes is needed, {count} of them")
+    if len(sizes) != count:
+        raise InputError(
+            f"{name}={shown(list(sizes))}: {len(sizes)} entries found, {what} is {count}"
+        )
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        for at, size in enumerate(sizes):
+            whole_number(size, f"{name}[{at}]", 0)

@@ -1,5 +1,0 @@
-"""Measure GPUs, with one process per GPU; each module measures a part, and `profile` runs all.
-
-All ranks run every part together, in the same order. A part returns plain data that are equal on
-all ranks. Times are device times within replayed CUDA graphs, unless a part says otherwise.
-"""

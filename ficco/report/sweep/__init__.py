@@ -1,1 +1,0 @@
-"""The page of a sweep: reading the folder, evaluation, plots and layout."""
