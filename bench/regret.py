@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from comparing.random_shapes import DRAWN, OPERATORS
+from comparing.random_shapes import OPERATORS, ROWS, how_drawn
 from comparing.regrets import BAR, lines, summed_up
 from naming import machine_name
 from record import gpus, surroundings
@@ -33,6 +33,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ops", default=",".join(OPERATORS), help="default: %(default)s")
     parser.add_argument("--count", type=int, default=40, help="shapes of each operator")
     parser.add_argument("--seed", type=int, default=1, help="seed of the shapes (%(default)s)")
+    parser.add_argument(
+        "--rows", type=int, nargs=2, default=ROWS, metavar=("LEAST", "MOST"),
+        help="range of the rows over all ranks (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15, help="rounds that count (%(default)s)")
     parser.add_argument(
         "--rivals", type=int, default=0, metavar="K",
@@ -64,7 +68,8 @@ def _document(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "bench": "regret", **found, **about, "world": args.gpus, "environment": NO_MULTICAST,
         "how": {
-            "shapes": DRAWN, "seed": args.seed, "count": args.count, "rounds": args.rounds,
+            "shapes": how_drawn(args.rows), "seed": args.seed, "count": args.count,
+            "rounds": args.rounds,
             "m": "rows on each rank for all-to-all, else over all ranks",
             "figure": "ms a call of the slowest rank; median and interquartile range of rounds",
             "bar": BAR, "tuned": args.tune,
@@ -99,8 +104,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="regret") as name:
         folder = Path(name)
         todo = {
-            "ops": ops, "count": args.count, "seed": args.seed, "rounds": args.rounds,
-            "rivals": args.rivals, "tune": args.tune,
+            "ops": ops, "count": args.count, "seed": args.seed, "rows": args.rows,
+            "rounds": args.rounds, "rivals": args.rivals, "tune": args.tune,
             "named": [each for each in args.named.split(",") if each],
             "deadline": time.time() + args.seconds,
         }  # fmt: skip

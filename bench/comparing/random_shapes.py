@@ -9,37 +9,41 @@ from collections.abc import Iterator
 from ficco import operators
 from ficco.measure.layout import Layout
 
-__all__ = ["DRAWN", "MOST_ROWS", "OPERATORS", "drawn"]
+__all__ = ["OPERATORS", "ROWS", "drawn", "how_drawn"]
 
 OPERATORS = (
     "matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter",
     "all_to_all_matmul", "matmul_all_to_all",
 )  # fmt: skip
-MOST_ROWS = 16384  # over all ranks
+ROWS = (1, 16384)  # range of the rows over all ranks
 WIDTHS = (512, 32768)  # range of n and k
 STEP = 128  # n and k are multiples of this
 MOST_FLOPS = 6e11  # of one rank: about a millisecond
 MOST_BYTES = 1 << 29  # of one tensor of a rank
-DRAWN = (
-    f"log-uniform: 1 to {MOST_ROWS} rows over all ranks (all-reduce: any number; else a multiple "
-    f"of the ranks), n and k {WIDTHS[0]} to {WIDTHS[1]} in steps of {STEP}; at most "
-    f"{MOST_FLOPS:g} operations of a rank and {MOST_BYTES} bytes of a tensor; bfloat16"
-)
 
 
-def drawn(op: str, world: int, count: int, seed: int) -> list[Layout]:
+def how_drawn(rows: tuple[int, int]) -> str:
+    """Describe shapes with these numbers of rows over all ranks."""
+    return (
+        f"log-uniform: {rows[0]} to {rows[1]} rows over all ranks (all-reduce: any number; else a "
+        f"multiple of the ranks), n and k {WIDTHS[0]} to {WIDTHS[1]} in steps of {STEP}; at most "
+        f"{MOST_FLOPS:g} operations of a rank and {MOST_BYTES} bytes of a tensor; bfloat16"
+    )
+
+
+def drawn(op: str, world: int, count: int, seed: int, rows: tuple[int, int] = ROWS) -> list[Layout]:
     """Return `count` shapes of an operator."""
-    endless = _shapes(op, world, random.Random(f"{op} {seed}"))
+    endless = _shapes(op, world, random.Random(f"{op} {seed}"), rows)
     return [next(endless) for _ in range(count)]
 
 
-def _shapes(op: str, world: int, source: random.Random) -> Iterator[Layout]:
+def _shapes(op: str, world: int, source: random.Random, rows: tuple[int, int]) -> Iterator[Layout]:
     while True:
-        rows = _size(source, 1, MOST_ROWS, 1)
+        m = _size(source, *rows, 1)
         n, k = (_size(source, *WIDTHS, STEP) for _ in range(2))
         if op != "matmul_all_reduce":
-            rows = max(world, rows // world * world)
-        layout = Layout(op, rows // world if operators.get(op).flow.splits else rows, n, k, world)
+            m = max(world, m // world * world)
+        layout = Layout(op, m // world if operators.get(op).flow.splits else m, n, k, world)
         if operators.get(op).flow.splits and layout.m % world:  # equal rows to each rank
             continue
         if layout.flops <= MOST_FLOPS and _largest(layout) <= MOST_BYTES:

@@ -115,7 +115,8 @@ def run(folder: Path) -> int:
     ficco.prepare(machine="cuda", timeout_s=20.0)
     if reason := ficco.fallback_reason():
         raise RuntimeError(f"ficco would run plain torch.distributed: {reason}")
-    by_op = [drawn(op, world, todo["count"], todo["seed"]) for op in OPERATORS if op in todo["ops"]]
+    draw = partial(drawn, world=world, **{name: todo[name] for name in ("count", "seed", "rows")})
+    by_op = [draw(op) for op in OPERATORS if op in todo["ops"]]
     layouts = [layout for one_of_each in zip(*by_op, strict=True) for layout in one_of_each]
     grow_windows(layouts, rank)
     shared, recv = Shared(layouts), RecvBuffer()
