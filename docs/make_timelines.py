@@ -87,7 +87,7 @@ def timeline_of(picture: Picture) -> Timeline:
     timeline = predict(problem, schedule, machine)
     if schedule.transport != "sm":
         return timeline
-    more = {"copy": "read"} if schedule.pulls else _POOLING if problem.flow.pools else {}
+    more = {"copy": "read"} if schedule.moves else _POOLING if problem.flow.pools else {}
     return _by_kind(timeline, _LANES | more)
 
 

@@ -67,7 +67,7 @@ def points(case: Case, grains: Sequence[int | str]) -> list[Schedule]:
         if name == "serial":
             continue
         if schedule.transport == "sm":
-            if schedule.pulls or case.m <= few_rows(case.op):
+            if schedule.moves or case.m <= few_rows(case.op):
                 found.append(schedule)
             continue
         for grain in [1] if name == "shard_p2p" else numbers:

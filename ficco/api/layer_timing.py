@@ -87,7 +87,7 @@ def _is_serial(schedule: Schedule | None) -> bool:
     """Return whether a whole transfer and a whole GEMM run one after another."""
     if schedule is None or schedule.transport == "collective":
         return True
-    return schedule.compute == "whole" and not schedule.pulls
+    return schedule.compute == "whole" and not schedule.moves
 
 
 def _kinds(group: Any, layers: Sequence[Layer]) -> list[list[Layer]]:

@@ -28,7 +28,7 @@ from ficco.engine.prepared import Between, CallSlots, Leader, PreparedCall
 from ficco.engine.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
 from ficco.plan.timeline import Span
-from ficco.program import Copy, Gated, OneKernel, Program
+from ficco.program import Copy, Gated, Gemm, OneKernel, Program, operands_of
 from ficco.program.encoding import Segment, encode
 
 
@@ -71,12 +71,14 @@ class BoundProgram(bound_program.BoundProgram):
             window.recent.append(self._launches)
         # Slots of buffers that are passed to a call or allocated for it.
         own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == program.rank]
-        # A single launch stores its results for peers directly and needs no workspace.
-        whole = any(isinstance(launch.work, OneKernel) for launch in program.launches)
+        # A kernel that runs a whole call has its workspaces in registers; a library may read one.
+        works = [launch.work for launch in program.launches]
+        read = {r.buffer for work in works if isinstance(work, Gemm) for r in operands_of(work)}
+        whole = any(isinstance(work, OneKernel) for work in works)
         spaces = [buffer for buffer in program.buffers if buffer.role == "workspace"]
-        self._workspaces = [] if whole else spaces
-        elsewhere = {*self._places, *({b.name for b in spaces} if whole else ())}
-        self._numbers = {name: slot for name, slot in own if name not in elsewhere}
+        self._workspaces = [b for b in spaces if not whole or b.name in read]
+        unused = {b.name for b in spaces if b not in self._workspaces}
+        self._numbers = {n: slot for n, slot in own if n not in {*self._places, *unused}}
         placed = set() if self._launches is None else self._launches.placed
         self._slots = [(slot, name) for name, slot in self._numbers.items() if slot not in placed]
         self._held = False  # whether the window holds the launches

@@ -107,7 +107,7 @@ class GroupKernels:
         """
         few = sends(schedule, problem.flow) or not problem.flow.shares
         few = few or not is_made_before(problem.m, schedule.shots == "two")
-        few = few and not schedule.pulls  # a library multiplies
+        few = few and not schedule.moves  # a library multiplies
         within = schedule.compute == "gated" and schedule.sums != "apart"
         gathers = schedule.compute == "gated" and problem.flow.own_columns
         if within or gathers or (schedule.transport == "sm" and few):

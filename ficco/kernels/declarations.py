@@ -107,11 +107,11 @@ ALL_REDUCE = _kernel(
     "CHAINED:= ON_GPU:=",
 )
 PULL = _kernel(
-    "pulled_all_reduce",
-    "pulled_all_reduce_kernel",
+    "pulled_rows",
+    "pulling_kernel",
     f"bias:*? y:* places:*i64 gates:*i32? {_WAIT} digest:i32? copy:i32? copy_places:i32? "
     "items:i32? m:i32? n:i32? rank:i32? peers:i64? owners:i64? y_stride:i64? "
-    "timeout_ns:i64? WORLD:= TWICE:= BIAS:= FLAT:= SIZE:= EDGE:= BYTES:= ON_GPU:=",
+    "timeout_ns:i64? WORLD:= TWICE:= MOVES:= BIAS:= FLAT:= SIZE:= EDGE:= BYTES:= ON_GPU:=",
 )
 GATHER = _kernel(
     "one_kernel_gather_gemm",

@@ -38,13 +38,16 @@ from ficco.kernels.one_kernel import (
 )
 from ficco.kernels.records import Of, Operands, Places
 from ficco.lowering.cutting import chunk_bounds
-from ficco.lowering.sending import SENT
+from ficco.lowering.sending import KEPT, SENT
 from ficco.plan import Region
 from ficco.plan.tables import FINISHES, GATES, GatedPart, SendTable
 from ficco.program import OneKernel
 from ficco.program.tiling import Tile, choose_tile
 
-_SENDERS = 16  # programs that copy rows of x to peers
+# Programs that copy rows of x to peers: 64 that each have 16 KiB in flight nearly fill a link.
+_SENDERS = 64
+# Of a call without products: what a program copies out of the window at a time.
+_MOVED = Tile(32, 256, 64, 8, 3, 1, 1, 1.0)
 # Fields of a row of jobs, see `tile_product`.
 _PART, _AWAITED, _RAISED, _PEER, _ROW, _FIELDS = 5, 6, 7, 9, 10, 11
 _NONE = np.zeros((0, _FIELDS), np.int32)
@@ -102,11 +105,11 @@ def _parts_of(table: SendTable) -> _Parts:
     own = (table.rank, table.row, table.top, table.rows)
     whole = [_Part(table.row, table.top, table.rows)] if table.rows else []
     sums = [(owner, row, row, rows) for owner, row, _, rows in table.sent]
-    moved = {"multiply": arrived if table.kept else [], "move": arrived, "sum": []}
+    moved = {"multiply": arrived if table.kept else [], "keep": arrived, "move": arrived, "sum": []}
     return _Parts(
         sent=_in_chunks(table, table.sent),
-        own=_in_chunks(table, [own]) if table.adds else whole,
-        arrived=[] if table.sends_products else arrived,
+        own=_in_chunks(table, [own]) if table.adds else [] if table.finish == "keep" else whole,
+        arrived=arrived if table.finish == "multiply" else [],
         moved=moved.get(table.finish) or (
             _in_chunks(table, sums, table.chunks) if table.finish == "share" else []),
     )  # fmt: skip
@@ -178,6 +181,8 @@ def prepare(
     if len(table.outputs) > 1:  # weights are loaded by pointers: other tiles spill registers
         cols = tile.cols if tile.rows > 64 else min(tile.cols, 128)
         tile = tile._replace(warps=max(tile.warps, 8), cols=cols)
+    if table.finish == "keep":
+        tile = _MOVED
     senders = (senders or _SENDERS) if gathers and (table.sent or table.kept) else 0
     jobs, firsts = _jobs(table, parts, tile)
     counted = len(parts.sent) + max(len(parts.own), 1)
@@ -209,7 +214,8 @@ def prepare(
         "DEEP": tile.deep,
     }
     programs = 1 + senders + len(jobs) - (firsts[0] if gathers else 0)
-    tuples = [f"{name}.{i}" for name in ("w", "bias", "y") for i in range(len(table.outputs))]
+    count = 1 if table.finish == "keep" else len(table.outputs)
+    tuples = [f"{name}.{i}" for name in ("w", "bias", "y") for i in range(count)]
     return Prepared(
         SENDING, table, _arguments, fixed, programs, tile.warps, arrays, {"bias": table.dtype},
         stages=tile.stages, fewest=min(programs, max(processors // table.world, 4)),
@@ -221,15 +227,16 @@ def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
     """Return the arguments that depend on the operands, by the names of the plan's buffers."""
     table: SendTable = prepared.table
     x, kept, window = (operands.get(name) for name in ("x", table.kept, SENT))
-    for names in table.outputs:
+    outputs = table.outputs if table.finish != "keep" else ()
+    for names in outputs:
         check_bias(operands.get(names.bias), bool(names.bias), names.n, table.dtype, names.bias)
         check_operand(names.w, operands.get(names.w), (table.k, names.n), table.dtype)
         check_rows(names.y, operands[names.y])
     for name, matrix in (("x", x), (table.kept, kept)):
         if matrix is not None:
             check_rows(name, matrix)
-    ws, ys = ([operands[each] for each in names] for names in zip(
-        *[(names.w, names.y) for names in table.outputs], strict=True))  # fmt: skip
+    named = [(names.w, names.y) for names in outputs] or [("x", table.kept)]
+    ws, ys = ([operands[each] for each in names] for names in zip(*named, strict=True))
     fixed, item = prepared.fixed, item_bytes(ys[0])
     window, kept = x if window is None else window, ys[0] if kept is None else kept
     ways = {turned(w) for w in ws}
@@ -237,7 +244,7 @@ def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
     b, block = ws[0], (fixed["DEEP"], fixed["COLS"])
     if way == 1:
         b, block = b.T, block[::-1]
-    bulk = has_bulk_loads(prepared.arrays)
+    bulk = has_bulk_loads(prepared.arrays) and bool(outputs)
     own_bulk, window_bulk, b_bulk = (bulk and has_descriptor(each) for each in (x, window, b))
     b_bulk = b_bulk and len(ws) == 1
     rows, strides = (fixed["ROWS"], fixed["DEEP"]), list[int]()
@@ -246,9 +253,9 @@ def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
         if way == 2 and turned(w) < 2:  # the stride of 1 is read, too, and is no call's stride
             both = (1, call_stride(w, 1)) if turned(w) else (call_stride(w, 0), 1)
         strides += [call_stride(y), *((0, 0) if b_bulk else both)]
-    biases = [operands.get(names.bias) for names in table.outputs]
+    biases = [operands.get(names.bias) for names in outputs] or [None]
     read = [each for each in (x, kept, *ys, *ws, *biases) if each is not None]
-    edges = [*[names.n for names in table.outputs], table.k]
+    edges = [*[names.n for names in outputs], table.k]
     edges += [stride(each, 0) for each in (x, kept, *ys) if 0 not in each.shape]
     aligned = all(edge * item % ALIGN == 0 for edge in edges)
     aligned = aligned and all(address(each) % ALIGN == 0 for each in read)
@@ -281,6 +288,8 @@ def _operands(work: OneKernel, of: Of, matrices: Mapping[str, Region]) -> dict[s
     rows = max([top + rows for _, top, rows in table.received], default=0)
     if not table.sends_products and rows:
         found[SENT] = of(Region(table.rank, SENT, 0, rows, 0, table.k))
+    if table.kept == KEPT:
+        found[KEPT] = of(Region(table.rank, KEPT, 0, table.arriving, 0, table.k))
     return found
 
 

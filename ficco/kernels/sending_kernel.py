@@ -4,12 +4,12 @@ Programs are in the order of their work. A program of an earlier kind waits for 
 kind, on any rank:
 
     program 0      the door: the handshake
-    senders        copy rows of x to peers, chunk by chunk        FINISH = MULTIPLY
+    senders        copy rows of x to peers, chunk by chunk        FINISH = MULTIPLY, KEEP
     push tiles     multiply, store at the peer                    the others
     own tiles      multiply; MULTIPLY, MOVE: store in y
                    SUM, SHARE: wait for all terms, add them, store; SHARE: also at all peers
     arrival tiles  wait for rows of x, multiply                   MULTIPLY
-    moves          wait for rows, copy them to the result         MOVE, SHARE, and x that is kept
+    moves          wait for rows, copy them to the result         MOVE, SHARE, KEEP; x that is kept
 
 GPUs start programs in the order of their numbers. So when a program waits, all programs of earlier
 kinds of its rank have started, and they end; a launch thus ends on any number of free
@@ -50,7 +50,8 @@ from ficco.plan import SIGNALS, Signal, signal_place
 
 _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 _ENTERED, _FREE = (tl.constexpr(signal_place(Signal(0, name, 0))) for name in ("entered", "free"))
-_MULTIPLY, _MOVE, _SUM, _SHARE = (tl.constexpr(i) for i in range(4))  # `tables.FINISHES`
+# `tables.FINISHES`
+_MULTIPLY, _MOVE, _SUM, _SHARE, _KEEP = (tl.constexpr(i) for i in range(5))
 _MISSED = tl.constexpr(3)  # of the gates: 1 + the place of a word that did not arrive
 _SENT_ROWS, _SENT_COLS = tl.constexpr(16), tl.constexpr(512)  # that a sender copies at once
 
@@ -247,9 +248,9 @@ def sending_gemm(  # noqa: PLR0912, PLR0913, PLR0915
             tl.atomic_max(gates + _MISSED, missed, sem="relaxed", scope="gpu")
     elif program > senders:
         begin = program - 1 - senders
-        if FINISH == _MULTIPLY:
+        if (FINISH == _MULTIPLY) | (FINISH == _KEEP):
             begin += first_own
-    elif FINISH == _MULTIPLY:
+    elif (FINISH == _MULTIPLY) | (FINISH == _KEEP):
         _send(
             x, kept, jobs, counters, places, gates, words, stop, program - 1, senders, first_own,
             rank, k, x_stride, kept_stride, timeout_ns, WORLD, BYTES, ON_GPU,
@@ -308,7 +309,7 @@ def sending_gemm(  # noqa: PLR0912, PLR0913, PLR0915
                 store_tile(
                     total, target, job, y_stride, added, has_bias, ROWS, COLS, COL_STEP, False
                 )
-        else:
+        elif FINISH != _KEEP:
             total = multiplied(
                 own, job, own_stride, weight, b_deep_stride, b_col_stride, 0, steps, k,
                 ROWS, COLS, DEEP, OWN_BULK, B_BULK, B_TURNED, ON_GPU,

@@ -2,7 +2,8 @@
 
 The digest of all covers the compiler's input: the code of all modules with device code, without
 comments, docstrings and imports from other modules, and the numbers that the code imports from
-elsewhere in ficco. The digest of one kernel covers what the kernel's function reaches of it.
+elsewhere in ficco. The digest of one kernel covers what the kernel's function reaches of it. A
+digest is the same with every version of Python.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MODULES = (
     "declarations", "gated_push_kernel", "gated_sum_kernel", "gated_wait_kernel", "mailbox",
     "one_kernel_all_reduce_kernel", "one_kernel_gather_kernel", "one_kernel_handshake",
     "one_kernel_pool_kernel", "one_kernel_product", "pooled_block",
-    "pooled_tables_kernel", "pulled_all_reduce_kernel", "row_updates_kernel", "sending_kernel",
+    "pooled_tables_kernel", "pulling_kernel", "row_updates_kernel", "sending_kernel",
     "signal_ptx", "signals", "split_k", "sum_epilogue", "sum_kernel", "tile_product",
     "tuple_arguments", "window_release_kernel",
 )  # fmt: skip
@@ -85,14 +86,14 @@ class _Import(NamedTuple):
 def _definitions(text: str) -> Mapping[str, _Statement | _Import]:
     """Return what each name of a module is."""
     found: dict[str, _Statement | _Import] = {}
-    for statement in ast.parse(code_of(text)).body:
+    for statement in _code(text).body:
         if isinstance(statement, ast.ImportFrom) and statement.module:
             home = statement.module.rpartition(".")[2]
             names = {each.asname or each.name: each.name for each in statement.names}
             found |= {own: _Import(home, name) for own, name in names.items()}
             continue
         used = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        known = _Statement(ast.unparse(statement), frozenset([node.id for node in used]))
+        known = _Statement(_written(statement), frozenset([node.id for node in used]))
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
             found[statement.name] = known
         else:
@@ -118,9 +119,28 @@ def _is_foreign(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Import)
 
 
-@functools.lru_cache(maxsize=2 * len(MODULES))
 def code_of(text: str) -> str:
     """Return a module's code without foreign imports, comments, docstrings and positions."""
+    return _written(_code(text))
+
+
+def _written(value: object) -> str:
+    """Return a syntax tree as text: the fields that are set, which all versions of Python have.
+
+    `ast.unparse` quotes f-strings in another way since Python 3.12, and `ast.dump` leaves out other
+    fields in each version.
+    """
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = [(name, part) for name, part in ast.iter_fields(value) if part not in (None, [])]
+    return f"{type(value).__name__}({', '.join(f'{n}={_written(part)}' for n, part in fields)})"
+
+
+@functools.lru_cache(maxsize=2 * len(MODULES))
+def _code(text: str) -> ast.Module:
+    """Return the syntax tree of a module's code, see `code_of`."""
     tree = ast.parse(text)
     tree.body = [statement for statement in tree.body if not _is_foreign(statement)]
     for node in ast.walk(tree):
@@ -130,4 +150,4 @@ def code_of(text: str) -> str:
         first = body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             del body[0]
-    return ast.unparse(tree)
+    return tree

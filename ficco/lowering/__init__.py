@@ -15,6 +15,7 @@ from ficco.lowering.gathering import lower_gathering
 from ficco.lowering.moving import lower_moving
 from ficco.lowering.one_kernel_gather import lower_one_kernel_gather
 from ficco.lowering.one_kernel_pool import lower_one_kernel_pool
+from ficco.lowering.pulling import lower_pulling
 from ficco.lowering.reduce_scatter import lower_reduce_scatter
 from ficco.lowering.sending import lower_sending, sends
 from ficco.operators.problem import Problem
@@ -69,6 +70,8 @@ def _lowered(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         return lower_collective(problem, schedule, rank)
     if sends(schedule, problem.flow):
         return lower_sending(problem, schedule, rank)
+    if schedule.moves:
+        return lower_pulling(problem, schedule, rank)
     if schedule.transport == "sm" and problem.flow.one_kernel == "gather":
         return lower_one_kernel_gather(problem, schedule, rank)
     if schedule.transport == "sm" and problem.flow.one_kernel == "pool":

@@ -15,7 +15,7 @@ while later chunks circulate.
 
 With transport="sm" the kernel that multiplies also stores at the peers: see
 `one_kernel_all_reduce`. With compute="whole" one kernel reads the peers' products after a GEMM: see
-`pulled_all_reduce`.
+`pulling`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ficco.core.errors import ScheduleError
-from ficco.lowering import one_kernel_all_reduce, pulled_all_reduce
+from ficco.lowering import one_kernel_all_reduce
 from ficco.lowering.attachments import rows_added
 from ficco.lowering.cutting import check_implemented
 from ficco.lowering.finishing import Arrival, Batch, await_data, batches, close, moves, reduce
@@ -44,8 +44,6 @@ SPREAD = "spread"
 def lower_all_reduce(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     check_implemented(problem.op, schedule)
-    if schedule.pulls:
-        return pulled_all_reduce.lower_pulled_all_reduce(problem, schedule, rank)
     if schedule.transport == "sm":
         return one_kernel_all_reduce.lower_one_kernel_all_reduce(problem, schedule, rank)
     if schedule.shots == "one":

@@ -23,10 +23,10 @@ def check_implemented(op: str, schedule: Schedule) -> None:
         ScheduleError: the message names the nearest schedule that works.
     """
     flow = registry.get(op).flow
-    if schedule.pulls and not flow.shares:
+    if schedule.moves and flow.pools:
         raise ScheduleError(
-            f"{op}: transport='sm' with compute='whole' is implemented only for "
-            f"{_ops(lambda f: f.shares)}; the nearest that works is compute='gated'"
+            f"{op}: transport='sm' with compute='whole' is only for operators with GEMMs; the "
+            "nearest that works is compute='gated'"
         )
     if schedule.shots != "two" and not flow.shares:
         stores = f", as in {registry.get(op).schedules[0]}" if schedule.transport == "sm" else ""

@@ -8,7 +8,7 @@
                      (after all waits and all reads of the window)
 
 `free[q]` means that q is done with its window, so other ranks may write to it. Only where peers
-read windows it means that q has read all of them: see `pulled_all_reduce`. `entered` means that
+read windows it means that q has read all of them: see `pulling`. `entered` means that
 this rank has consumed `free`, so its peers may raise it again. The verifier proves that this
 suffices.
 

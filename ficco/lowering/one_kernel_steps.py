@@ -30,6 +30,7 @@ from ficco.plan.tables import (
     OneKernelTable,
     PoolTable,
     PullTable,
+    SendTable,
     WholeTable,
     peers_of,
 )
@@ -41,17 +42,28 @@ Span = tuple[int, int]  # the first row or column, and the one after the last
 
 @lru_cache(maxsize=4)  # a plan that is lowered is soon compared with that of its table
 def plan_of(table: WholeTable, buffers: tuple[Buffer, ...]) -> RankPlan:
-    """Return the plan of a rank: the steps of its kernel, after a product that the kernel reads.
+    """Return the plan of a rank: the steps of its kernel, and the products that a library makes.
+
+    They come before a kernel that reads them, and after a kernel that keeps x of all ranks.
 
     Raises:
         PlanError: the table does not fit its kernel, or these buffers.
     """
     steps = Steps(LANE, LANE, table, buffers)
-    if isinstance(table, PullTable):
-        products = steps.box(steps.window_at(table.products), (0, table.m), (0, table.n))
-        x = steps.box("x", (0, table.m), (0, table.k))
+    if isinstance(table, PullTable) and table.made:
+        products = steps.box(steps.window_at(table.products), (0, table.made), (0, table.n))
+        x = steps.box("x", (0, table.made), (0, table.k))
         steps.multiply("gemm.all", [(x, table.outputs[0].w, products, "")], table.outputs[0].turned)
     _KERNELS[type(table)](steps, table)
+    if isinstance(table, SendTable) and table.finish == "keep" and table.arriving:
+        rows, outputs = (0, table.arriving), [each for each in table.outputs if each.n]
+        for number, turned in enumerate(dict.fromkeys([each.turned for each in outputs])):
+            pieces = [
+                (steps.box(table.kept, rows, (0, table.k)), each.w,
+                 steps.box(each.y, rows, (0, each.n)), each.bias)
+                for each in outputs if each.turned == turned
+            ]  # fmt: skip
+            steps.multiply(f"gemm.all.{number}", pieces, turned)
     return RankPlan(table.rank, buffers, tuple(steps.steps))
 
 
@@ -106,6 +118,8 @@ class Steps:
         self.check(bool(table.chunks), "has no chunks")
         if isinstance(table, (OneKernelTable, PullTable)) and table.twice:
             self.check(len(table.rows) == table.world, f"has rows of {len(table.rows)} ranks")
+        elif isinstance(table, PullTable):
+            self.check(len(table.taken) == table.world, f"takes rows of {len(table.taken)} ranks")
 
     # ---- regions
 
@@ -314,20 +328,25 @@ def _collect(steps: Steps, table: OneKernelTable, chunk: OneKernelChunk) -> None
     steps.copy(f"move.{name}", "local_copy", boxes)
 
 
-# ---- the all-reduce by loads
+# ---- loads from peers
 
 
 def _pull(steps: Steps, table: PullTable) -> None:
-    """Append an all-reduce by loads from peers; see `pulled_all_reduce`."""
+    """Append the sums or the copies of peers' products; see `pulling`."""
     steps.check_cut(table)
     steps.wait_free()
     steps.enter()
     steps.wait_entered()
     rank, first = table.rank, offsets(table.rows)
-    own, top = (table.rows[rank], first[rank]) if table.twice else (table.m, 0)
-    for number, (begin, end) in enumerate(pairwise(row_bounds(own, table.chunks))):
-        if begin < end:
-            _add_up_pulled(steps, table, number, (begin, end), top, own)
+    if table.twice:
+        own, top = table.rows[rank], first[rank]
+        for number, chunk in enumerate(pairwise(row_bounds(own, table.chunks))):
+            _add_up_pulled(steps, table, number, chunk, [top] * table.world, top, own)
+    elif table.moves:
+        _move_pulled(steps, table)
+    else:
+        rows = [each.row for each in table.taken]
+        _add_up_pulled(steps, table, 0, (0, table.m), rows, 0, table.m)
     for number in range(table.chunks if table.twice else 0):
         arrived, boxes = [], []
         for owner in steps.peers:
@@ -344,17 +363,36 @@ def _pull(steps: Steps, table: PullTable) -> None:
     steps.signals("wait_read", "wait", [Signal(rank, "free", peer) for peer in steps.peers])
 
 
+def _move_pulled(steps: Steps, table: PullTable) -> None:
+    """Append the copies of rows of all ranks' products into the result, the own rows last."""
+    products, y, columns = steps.window_at(table.products), table.outputs[0].y, (0, table.n)
+    boxes: dict[int, tuple[Region, Region]] = {}
+    for source, row, top, rows in table.taken:
+        if rows:
+            taken = steps.box(products, (row, row + rows), columns, source)
+            boxes[source] = taken, steps.box(y, (top, top + rows), columns)
+    steps.copy("pull", "copy", [boxes[peer] for peer in steps.peers if peer in boxes])
+    steps.copy("keep", "local_copy", [boxes[table.rank]] if table.rank in boxes else [])
+
+
 def _add_up_pulled(
-    steps: Steps, table: PullTable, number: int, chunk: Span, top: int, own: int
-) -> None:
-    """Append the sum of a chunk of the `own` rows from `top`; with two shots, also its signal."""
+    steps: Steps, table: PullTable, number: int, chunk: Span, sources: Sequence[int], top: int,
+    own: int,
+) -> None:  # fmt: skip
+    """Append the sum of a chunk of the `own` rows from `top`; with two shots, also its signal.
+
+    sources: the first of these rows in each rank's products.
+    """
+    if chunk[0] == chunk[1]:
+        return
     output, columns, rows = table.outputs[0], (0, table.n), (top + chunk[0], top + chunk[1])
     products = steps.window_at(table.products)
-    terms, boxes = {table.rank: steps.box(products, rows, columns)}, []
+    made = [(row + chunk[0], row + chunk[1]) for row in sources]
+    terms, boxes = {table.rank: steps.box(products, made[table.rank], columns)}, []
     for slot, peer in enumerate(steps.peers):
         slot_rows = (slot * own + chunk[0], slot * own + chunk[1])
         terms[peer] = steps.box(steps.workspace, slot_rows, columns)
-        boxes.append((steps.box(products, rows, columns, peer), terms[peer]))
+        boxes.append((steps.box(products, made[peer], columns, peer), terms[peer]))
     steps.copy(f"pull.{number}", "copy", boxes)
     bias = (steps.box(output.bias, (0, 1), columns),) if table.bias else ()
     y = steps.box(output.y, rows, columns)

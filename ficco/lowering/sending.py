@@ -11,7 +11,11 @@ chunk. Own rows come after it, and work on arrivals last. With three ranks:
     sum        [free] enter | make 0, store it at the owners, make 1, ... | [entered]
                [chunk 0 of all] own x . w plus arrivals, ... | clear, free
     share      the same; each sum is stored at all peers | [each sum] copy it to y | clear, free
+    keep       [free] enter | store x 0 at all peers, x 1, ... | keep own x | [entered]
+               [each chunk] keep it | clear, free | multiply x of all ranks
 
+With "keep" a library multiplies. The kernel copies rows that arrive out of the window, so that the
+library reads one matrix, and later calls may store in the window meanwhile.
 Products that travel are rounded to the dtype of the result. The own product is not rounded before
 it is added, in the order of ranks: the bits are those of sums="within".
 """
@@ -35,12 +39,14 @@ from ficco.plan.tables import OutputNames, RowsReceived, RowsSent, SendTable, pe
 
 SENT = "sent"  # window: what peers have sent, rows of x or of products
 SHARED = "shared"  # window: the sums of all ranks
+KEPT = "kept"  # workspace: x of all ranks, for a library
 
 
 def sends(schedule: Schedule, flow: Flow) -> bool:
     """Return whether the kernel of this module runs a schedule of an operator."""
     other = flow.one_kernel and schedule.cut == "columns"
-    return schedule.stores and not other and not flow.pools
+    gathers = schedule.moves and flow.gathers
+    return not flow.pools and (gathers or (schedule.stores and not other))
 
 
 def sends_all(problem: Problem) -> bool:
@@ -54,11 +60,17 @@ def sends_all(problem: Problem) -> bool:
 def lower_sending(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     """Return the plan of one rank. See `ficco.lowering.lower_rank`."""
     check_implemented(problem.op, schedule)
-    check_axes(schedule, cut="rows", start="local_first", shots="two")
-    gathers, shares = problem.flow.finish == "multiply", problem.flow.finish == "share"
+    if schedule.moves:
+        check_axes(schedule, cut="rows", compute="whole")
+    else:
+        check_axes(schedule, cut="rows", start="local_first", shots="two")
+    gathers, shares = problem.flow.gathers, problem.flow.shares
+    kept = [f"y{i}" for i, output in enumerate(problem.outputs) if output.axis == "gathered"]
+    keeps = schedule.moves and problem.world > 1
     if gathers:
         outputs, depth = _products(problem, rank), problem.k
-        buffers = _gathered(problem, rank)
+        buffers = _gathered(problem, rank, keeps and not kept)
+        kept = kept or [KEPT] * keeps
     else:
         products, names = products_of(problem, rank)
         if problem.world == 1:
@@ -75,11 +87,11 @@ def lower_sending(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     sent = [RowsSent(p, at.begin, at.recv, at.rows) for p in peers for at in [blocks.outgoing[p]]]
     received = [RowsReceived(p, *blocks.incoming[p]) for p in reversed(peers)]
     top = {"multiply": own.recv, "move": own.recv, "sum": 0, "share": first[rank]}
-    kept = [f"y{i}" for i, output in enumerate(problem.outputs) if output.axis == "gathered"]
     table = SendTable(
         rank=rank, world=problem.world, n=0 if gathers else problem.n, k=depth,
-        dtype=problem.dtype, finish=problem.flow.finish, row=own.begin if own.rows else 0,
-        rows=own.rows, top=top[problem.flow.finish] if own.rows else 0,
+        dtype=problem.dtype, finish="keep" if keeps else problem.flow.finish,
+        row=own.begin if own.rows else 0, rows=own.rows,
+        top=top[problem.flow.finish] if own.rows else 0,
         sent=tuple([each for each in sent if each.rows]),
         received=tuple([each for each in received if each.rows]),
         chunks=schedule.chunks, recv=places.get(SENT, 0), sums=places.get(SHARED, 0),
@@ -112,12 +124,15 @@ def _products(problem: Problem, rank: int) -> tuple[OutputNames, ...]:
     return tuple([names for names in found if names.n] or found[:1])
 
 
-def _gathered(problem: Problem, rank: int) -> tuple[Buffer, ...]:
-    """Return the buffers of a call that sends rows of x."""
+def _gathered(problem: Problem, rank: int, keeps: bool) -> tuple[Buffer, ...]:
+    """Return the buffers of a call that sends rows of x; keeps: whether no output keeps them."""
     buffers = operand_buffers(problem, rank)
     if problem.world > 1:
         rows = problem.operator.blocks(problem, rank).window_rows
         buffers.append(Buffer(SENT, "window", rows, problem.k, problem.dtype, copies=2))
+    if keeps:
+        arriving = problem.operator.blocks(problem, rank).arriving
+        buffers.append(Buffer(KEPT, "workspace", arriving, problem.k, problem.dtype))
     return tuple(buffers)
 
 
@@ -160,7 +175,7 @@ def _send(steps: Steps, table: SendTable) -> None:
         steps.multiply(f"gemm.{number}", products, table.outputs[0].turned)
         steps.store(f"{number}", boxes, number)
     own = (table.row, table.row + table.rows), (table.top, table.top + table.rows)
-    if not table.adds and table.rows:
+    if table.finish in ("multiply", "move") and table.rows:
         _multiply(steps, table, "own", steps.box("x", own[0], depth), own[1])
     if table.kept and table.rows:
         kept = steps.box(table.kept, own[1], depth)
@@ -201,7 +216,7 @@ def _finish_arrivals(steps: Steps, table: SendTable, window: str) -> None:
             rows, name = (top + begin, top + end), f"{number}of{source}"
             steps.wait(f"wait.{name}", [Signal(table.rank, "data", source, number)])
             arrived = steps.box(window, rows, (0, width))
-            if not table.sends_products:
+            if table.finish == "multiply":
                 _multiply(steps, table, name, arrived, rows)
             if target:
                 moved = [(arrived, steps.box(target, rows, (0, width)))]

@@ -368,7 +368,7 @@ OPERATOR = Operator(
     flow=Flow(
         "gather", "products", "multiply", "all_gather", own_columns=True, one_kernel="gather"
     ),
-    schedules=("gather_sm", "push_sm"),
+    schedules=("gather_sm", "push_sm", "whole_sm"),
     fields=_fields,
     result_shapes=_result_shapes,
     operands=_operands,

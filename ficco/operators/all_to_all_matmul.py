@@ -47,7 +47,7 @@ OPERATOR = Operator(
     label="A2A+mm",
     about="send every rank its rows of x, and multiply what arrives with the weight of the rank",
     flow=Flow("gather", "products", "multiply", "all_to_all", splits=True),
-    schedules=("push_sm",),
+    schedules=("push_sm", "whole_sm"),
     check=exchanges.check,
     fields=exchanges.fields,
     result_shapes=exchanges.result_shapes,

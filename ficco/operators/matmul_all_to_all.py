@@ -35,7 +35,7 @@ OPERATOR = Operator(
     label="mm+A2A",
     about="multiply, and send every rank its rows of the product",
     flow=Flow("scatter", "products", "move", "all_to_all", splits=True),
-    schedules=("push_sm",),
+    schedules=("push_sm", "whole_sm"),
     check=exchanges.check,
     fields=exchanges.fields,
     result_shapes=exchanges.result_shapes,

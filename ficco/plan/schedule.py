@@ -53,9 +53,9 @@ class Schedule:
         compute: "whole" (one GEMM), "per_step" (one GEMM over the chunks of a step), "per_chunk",
             or "gated" (one kernel whose tiles wait for the chunks that they read).
         transport: "dma" (copy engines), "sm" (a kernel's stores at peers: few rows, cut by
-            "columns", or any number, cut by "rows"; or, with compute="whole", its loads from peers,
-            only matmul_all_reduce), or "collective" (torch.distributed), within a node; "machine":
-            the best for whole shards.
+            "columns", or any number, cut by "rows"; with compute="whole" one kernel stores rows of
+            x at peers before the GEMM, or loads products from peers after it), or "collective"
+            (torch.distributed), within a node; "machine": the best for whole shards.
         pace: "free" (pushes follow one another without waits), or "in_step" (with rotation: the
             next peer's turn begins after this turn's chunk has arrived here, so that ranks do not
             drift apart and meet at one receiver; in matmul_all_reduce, for sums).
@@ -251,14 +251,14 @@ class Schedule:
         return self.sums == "apart" and (self.compute == "whole" or self.order == "by_peer")
 
     @property
-    def pulls(self) -> bool:
-        """Whether one kernel reads peers' products where a GEMM has stored them."""
+    def moves(self) -> bool:
+        """Whether a library multiplies, and one kernel moves rows before or after it."""
         return self.transport == "sm" and self.compute == "whole"
 
     @property
     def stores(self) -> bool:
         """Whether one kernel multiplies, or pools, and stores at peers."""
-        return self.transport == "sm" and not self.pulls
+        return self.transport == "sm" and not self.moves
 
     @property
     def for_few_rows(self) -> bool:

@@ -219,15 +219,28 @@ class GatherTable(NamedTuple):
     kept: str
 
 
+class RowsTaken(NamedTuple):
+    """Rows [row, row + rows) of a rank's products, and their first row in the result."""
+
+    source: int
+    row: int
+    top: int
+    rows: int
+
+
 class PullTable(NamedTuple):
-    """One rank's part of a matmul_all_reduce whose sums read peers' products, as one launch.
+    """One rank's part of a call whose kernel reads products where a GEMM stored them.
 
     Attributes:
         rank, world: of the plan.
         m, n, k: rows and columns of y, and this rank's depth.
+        made: rows of this rank's products.
         dtype: dtype of all operands.
-        bias: whether sums get a bias; only if `twice`.
-        twice: whether each rank sums its rows, and reads the other sums; else it sums all rows.
+        bias: whether sums get a bias; with shared sums only if `twice`.
+        moves: whether rows of products are copied into y; else those of all ranks are added up.
+        taken: the rows of each rank that are added up or moved, in the order of ranks, all 0
+            without rows; empty if `twice`.
+        twice: whether each rank sums its rows, and reads the other sums.
         rows: rows that each rank sums if `twice`; else empty.
         chunks: chunks of a rank's rows, each with a signal, if `twice`; else 1.
         products: byte offset of the products in a window copy.
@@ -241,7 +254,10 @@ class PullTable(NamedTuple):
     n: int
     k: int
     dtype: str
+    made: int
     bias: bool
+    moves: bool
+    taken: tuple[RowsTaken, ...]
     twice: bool
     rows: tuple[int, ...]
     chunks: int
@@ -309,7 +325,7 @@ class PoolTable(NamedTuple):
         return ()
 
 
-FINISHES = ("multiply", "move", "sum", "share")  # of `SendTable.finish`
+FINISHES = ("multiply", "move", "sum", "share", "keep")  # of `SendTable.finish`
 
 
 class RowsSent(NamedTuple):
@@ -330,15 +346,16 @@ class RowsReceived(NamedTuple):
 
 
 class SendTable(NamedTuple):
-    """One rank's part of a call whose kernel multiplies and stores at peers, as one launch.
+    """One rank's part of a call whose kernel stores at peers what it reads or multiplies.
 
     Attributes:
         rank, world: of the plan.
         n, k: columns of products that travel, or 0, and this rank's depth.
         dtype: dtype of all operands.
         finish: what happens with rows that arrive, see `registry.Flow`: "multiply" (rows of x, by
-            the weight), "move" (products, into y), "sum" (they are added to the own products), or
-            "share" ("sum", and every rank gets all sums).
+            the weight), "move" (products, into y), "sum" (they are added to the own products),
+            "share" ("sum", and every rank gets all sums), or "keep" (rows of x, into `kept`; a
+            library multiplies behind the kernel).
         row, rows: rows of x that stay on this rank.
         top: the first of their rows in y.
         sent: rows for peers, in the order in which a chunk of each is made. If sums are shared,
@@ -348,7 +365,7 @@ class SendTable(NamedTuple):
             the sums of each another one.
         recv: byte offset of the rows in a window copy.
         sums: byte offset of the shared sums.
-        kept: name of the output that is x of all ranks, or "" without one.
+        kept: name of the output or workspace that is x of all ranks, or "" without one.
         outputs: the products; several only if rows of x travel. One without columns is alone.
     """
 
@@ -372,7 +389,12 @@ class SendTable(NamedTuple):
     @property
     def sends_products(self) -> bool:
         """Whether products travel, not rows of x."""
-        return self.finish != "multiply"
+        return self.finish not in ("multiply", "keep")
+
+    @property
+    def arriving(self) -> int:
+        """Rows of all ranks that are multiplied here, if rows of x travel."""
+        return self.rows + sum(each.rows for each in self.received)
 
     @property
     def adds(self) -> bool:

@@ -186,6 +186,7 @@ def work_of(
     element_bytes: int,
     processors: int,
     k: int,
+    split: bool = True,
 ) -> Work:
     """Return the work of a launch whose parts are not pushed.
 
@@ -196,10 +197,10 @@ def work_of(
     if not sizes:
         return Work(0.0, 0.0)
     rows, cols = [r for r, _ in sizes], [c for _, c in sizes]
-    tile = choose_tile(rows, cols, element_bytes, processors, True, (), k)
-    whole = _made(tile, rows, cols, processors, k, True)[-1]
+    tile = choose_tile(rows, cols, element_bytes, processors, True, (), k, split)
+    whole = _made(tile, rows, cols, processors, k, split)[-1]
     counts = count_tiles(rows, cols, tile)
-    at_once, shares, round_cost = _rounds(tile, counts, processors, k, True)
+    at_once, shares, round_cost = _rounds(tile, counts, processors, k, split)
     split = min(shares.tiles, counts[-1])
     rounds: float = -(-(counts[-1] - split) // at_once)
     if split:

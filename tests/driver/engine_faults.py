@@ -321,7 +321,8 @@ def absent_from_one_launch(world: int) -> None:
         ("matmul_all_reduce", "one_shot_sm"), ("matmul_all_reduce", "two_shot_sm"),
         ("matmul_all_reduce", "one_shot_pull"), ("matmul_all_reduce", "two_shot_pull"),
         ("all_gather_matmul", "gather_sm"), ("matmul_all_to_all", "push_sm"),
-        ("matmul_all_reduce", "push_sm"),
+        ("matmul_all_reduce", "push_sm"), ("matmul_all_to_all", "whole_sm"),
+        ("all_gather_matmul", "whole_sm"),
     ):  # fmt: skip
         problem = Problem.chunked(op, world, 5, 64, 9, "float32")
         schedule = named(name, world, route="all_peers")

@@ -136,7 +136,7 @@ def refused(problem: Problem, name: str) -> bool:
         return True
     if name == "one_shot_pull" and problem.world > 1:
         return any(output.bias for output in problem.outputs)
-    if name == "push_sm":
+    if name in ("push_sm", "whole_sm"):
         return not sends_all(problem)
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)

@@ -119,7 +119,8 @@ def again_and_again(world: int, calls: int) -> None:
             names = ["serial", "hetero_fused_1d"]
             names += [] if problem.op == "embedding_all_to_all" else ["uniform_fused_2d"]
             names += ["gather_sm"] if problem.op == "all_gather_matmul" else []
-            names += ["push_sm"] if "push_sm" in registry.get(problem.op).schedules else []
+            own = registry.get(problem.op).schedules
+            names += [name for name in ("push_sm", "whole_sm") if name in own]
             names += ["ring_1d"] if registry.get(problem.op).flow.sums else []
             cases += [(problem, n, arrays, exact) for n in names if not refused(problem, n)]
     for _ in range(calls // 4):

@@ -265,14 +265,18 @@ class GatherCall(OnWindows):
 
 
 class PullCall(OnWindows):
-    """Calls of a matmul_all_reduce whose sums read peers' products."""
+    """Calls that read peers' products, and sum or move them."""
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
         t, ((_, bias, y),) = self.table, outputs
         first = offsets(t.rows) if t.twice else (0,)
         self._enter()
         heard = self._meet()
-        self._add_up(y, bias, first)
+        if t.moves:
+            for source, row, top, rows in t.taken:
+                y[top : top + rows] = self._matrix(source, t.products, row + rows, t.n)[row:]
+        else:
+            self._add_up(y, bias, first)
         for peer, rows in enumerate(t.rows):
             if peer != t.rank and rows:
                 arrived = [Signal(t.rank, "data", peer, j) for j in range(t.chunks)]
@@ -291,7 +295,8 @@ class PullCall(OnWindows):
         at = slice(first[t.rank if t.twice else 0], first[t.rank if t.twice else 0] + own)
         total = np.zeros((own, t.n), np.float32)
         for source in range(t.world):
-            total += self._matrix(source, t.products, t.m, t.n)[at].astype(np.float32)
+            row = first[t.rank] if t.twice else t.taken[source].row
+            total += self._matrix(source, t.products, row + own, t.n)[row:].astype(np.float32)
         y[at] = total if bias is None else total + bias.astype(np.float32)
         if t.twice and own:
             self._matrix(t.rank, t.sums, t.m, t.n)[at] = y[at]
@@ -304,8 +309,9 @@ class SendCall(OnWindows):
 
     def _call(self, x: Any, outputs: Any, kept: Any) -> None:
         t, (w, bias, y) = self.table, outputs[0]
+        outputs = [] if t.finish == "keep" else outputs  # a library multiplies
         self._enter()
-        made = x.astype(np.float32) @ w.astype(np.float32)
+        made = x.astype(np.float32) @ w.astype(np.float32) if t.sends_products else None
         for number, peer, rows, target in self._parts([(s[0], s[1], s[2], s[3]) for s in t.sent]):
             self._window(peer)[target] = (made if t.sends_products else x)[rows]
             self._set([Signal(peer, "data", t.rank, number)], 1)

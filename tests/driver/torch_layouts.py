@@ -31,6 +31,8 @@ CALLS = (
     ("matmul_all_reduce", "push_sm"), ("matmul_reduce_scatter", "push_sm"),
     ("all_gather_matmul", "push_sm"), ("matmul_all_to_all", "push_sm"),
     ("all_to_all_matmul", "push_sm"), ("matmul_all_reduce", "auto"),
+    ("all_gather_matmul", "whole_sm"), ("all_to_all_matmul", "whole_sm"),
+    ("matmul_reduce_scatter", "whole_sm"), ("matmul_all_to_all", "whole_sm"),
     ("all_to_all_matmul", "auto"), ("matmul_all_to_all", "auto"),
 )  # fmt: skip
 

@@ -142,7 +142,7 @@ def refused(problem: Problem, name: str) -> bool:
         return True
     if name == "one_shot_pull":
         return problem.outputs[0].bias and problem.world > 1
-    if name == "push_sm":
+    if name in ("push_sm", "whole_sm"):
         return not sends_all(problem)
     if name == "gather_sm":
         return any(output.axis == "contraction" for output in problem.outputs)

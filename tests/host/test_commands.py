@@ -350,7 +350,7 @@ class TestEngines:
         pooled = {"pool_sm", "push_sm"} & set(names)
         assert pooled == {"pool_sm" if op == "embedding_all_to_all" else "push_sm"}
         others = [each for each in asked.schedules[1:] if each.name not in pooled]
-        assert all(each.transport == "dma" or each.pulls for each in others)
+        assert all(each.transport == "dma" or each.moves for each in others)
 
     def test_sizes_that_are_named_stay(self) -> None:
         p = self.asked("--m", "64", "--dtype", "float16").problem

@@ -24,7 +24,7 @@ from interpreting import run_named
 from ficco.core.errors import InputError, PlanError
 from ficco.core.machine import Machine
 from ficco.kernels import one_kernel
-from ficco.kernels.pulled_all_reduce import RECORD, prepare
+from ficco.kernels.pulling import RECORD, prepare
 from ficco.kernels.records import Operands, Places
 from ficco.lowering import lower_rank
 from ficco.operators.problem import Output, Problem

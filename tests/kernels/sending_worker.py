@@ -1,6 +1,6 @@
-"""Runs the kernel of calls that send from real plans, a process a rank.
+"""Runs the kernels of calls that send or pull rows from real plans, a process a rank.
 
-TRITON_INTERPRET=1 python sending_worker.py products.OPERATOR|giving_up.OPERATOR
+TRITON_INTERPRET=1 python sending_worker.py products.OPERATOR|moved.OPERATOR|giving_up.OPERATOR
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from gather_worker import COPY, FREE, Windows
 from interpreting import run_named
 
 from ficco.engine.wanted import SETTING, DescribedKernels, matrix
+from ficco.kernels import pulling
 from ficco.kernels.native_launch import Signal, Slot
 from ficco.kernels.one_kernel import Prepared
 from ficco.kernels.records import Operands
 from ficco.kernels.sending import RECORD, prepare
 from ficco.kernels.variants import passed
 from ficco.lowering import lower_rank
-from ficco.lowering.sending import SENT
+from ficco.lowering.sending import KEPT, SENT
 from ficco.operators import oracle, registry
 from ficco.operators.problem import Output, Problem
 from ficco.plan import digest_of, window_places
 from ficco.plan.schedule import Schedule
+from ficco.plan.tables import PullTable
 from ficco.program import OneKernel
 from ficco.program.passes.one_kernel_tables import table_of
 from ficco.program.tiling import Tile
@@ -75,16 +77,23 @@ def as_torch(array: Any) -> torch.Tensor:
 
 
 class Case:
-    """A problem and a grain, with one rank's kernel."""
+    """A problem and a schedule, with one rank's kernel, and the products of a library beside it."""
 
-    def __init__(self, windows: Windows, rank: int, problem: Problem, grain: int) -> None:
+    def __init__(
+        self, windows: Windows, rank: int, problem: Problem, grain: int, name: str = "push_sm"
+    ) -> None:
         self.problem, self.rank = problem, rank
-        self.schedule = replace(Schedule.named("push_sm"), grain=grain)
+        self.schedule = replace(Schedule.named(name), grain=grain)
         plan = lower_rank(problem, self.schedule, rank)
         assert window_places(plan.buffers)[1] <= COPY
         self.table, self.results = table_of(plan), plan.buffers
         self.windows, self.told = windows, control(digest_of(problem, self.schedule))
-        self.made = prepare(self.table, windows.places, CPU, TILE, senders=2)
+        if isinstance(self.table, PullTable):
+            made = pulling.prepare(self.table, windows.places, CPU)
+            self.record, self.made = pulling.RECORD, made._replace(programs=1 + rank)
+        else:
+            self.record = RECORD
+            self.made = prepare(self.table, windows.places, CPU, TILE, senders=2)
 
     def operands(self, arrays: list[dict[str, Any]], copy: int) -> Operands:
         found = {name: as_torch(array) for name, array in arrays[self.rank].items()}
@@ -93,13 +102,26 @@ class Case:
                 found[names.w] = found[names.w].t()
         kind = found["x"].dtype
         for buffer in self.results:
-            if buffer.role == "output":
+            if buffer.role == "output" or buffer.name == KEPT:
                 found[buffer.name] = torch.full((buffer.rows, buffer.cols), torch.nan, dtype=kind)
+        data = self.windows.places.data[copy][self.rank]
+        if isinstance(self.table, PullTable):
+            if self.table.made:
+                (names,) = self.table.outputs
+                product = found["x"].float() @ found[names.w].float()
+                _at(data + self.table.products, *product.shape, kind)[:] = product.to(kind)
+            return found
         rows = max([top + rows for _, top, rows in self.table.received], default=0)
         if not self.table.sends_products and rows:
-            at = self.windows.places.data[copy][self.rank] + self.table.recv
-            found[SENT] = _at(at, rows, self.table.k, kind)
+            found[SENT] = _at(data + self.table.recv, rows, self.table.k, kind)
         return found
+
+    def multiply_kept(self, operands: Operands) -> None:
+        """Multiply as a library does behind a kernel that keeps x of all ranks."""
+        for names in self.table.outputs if self.table.finish == "keep" else ():
+            product = operands[self.table.kept].float() @ operands[names.w].float()
+            added = operands[names.bias].float() if names.bias else 0
+            operands[names.y][:] = product + added
 
 
 def _at(address: int, rows: int, cols: int, kind: torch.dtype) -> torch.Tensor:
@@ -118,7 +140,12 @@ def _check(case: Case, operands: Operands, exact: Any) -> None:
         assert verdict.ok or cut, (case.problem, case.rank, name, verdict)
 
 
-def products(op: str) -> None:
+def moved(op: str) -> None:
+    """One kernel moves rows before or after the products of a library."""
+    products(op, "whole_sm")
+
+
+def products(op: str, name: str = "push_sm") -> None:
     for world in (2, 3):
         windows = Windows(world)
         listed = list(problems(op, world))
@@ -126,13 +153,15 @@ def products(op: str) -> None:
         def calls(rank: int, listed: Any = listed, windows: Windows = windows) -> None:
             number = 0
             for turn, problem in enumerate(listed):
-                case = Case(windows, rank, problem, 1 + 2 * (turn % 2))
+                case = Case(windows, rank, problem, 1 + 2 * (turn % 2), name)
                 for seed in range(2):
                     arrays = oracle.inputs(problem, seed)
                     exact = oracle.results(problem, arrays, [rank])[0]
                     operands = case.operands(arrays, number % 2)
-                    warm(RECORD, case.made, operands, case.told)
+                    warm(case.record, case.made, operands, case.told)
                     call(case.made, operands, case.told, number % 2)
+                    if not isinstance(case.table, PullTable):
+                        case.multiply_kept(operands)
                     _check(case, operands, exact)
                     number += 1
 
@@ -194,6 +223,7 @@ SUBJECTS = {
     for subject in (products, giving_up)
     for op in OPERATORS
 } | {"described": described}
+SUBJECTS |= {f"moved.{op}": partial(moved, op) for op in OPERATORS if op != "matmul_all_reduce"}
 
 if __name__ == "__main__":
     run_named(SUBJECTS)

@@ -12,6 +12,7 @@ from ficco.operators import registry
 
 SUBJECTS = ("products", "giving_up")
 SENDING = [name for name in registry.names() if "push_sm" in registry.get(name).schedules]
+MOVING = [name for name in registry.names() if "whole_sm" in registry.get(name).schedules]
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ SENDING = [name for name in registry.names() if "push_sm" in registry.get(name).
         *(product(("all_reduce", "gather", "pool", "pull"), ("giving_up", "refusals", "assembly"))),
         ("sending", "described"),
         *product(("sending",), [f"{subject}.{op}" for subject in SUBJECTS for op in SENDING]),
+        *product(("sending",), [f"moved.{op}" for op in MOVING]),
     ],
 )
 def test_it_is_right(worker: str, subject: str, tmp_path: Path, torch: object) -> None:

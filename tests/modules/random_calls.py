@@ -23,8 +23,15 @@ __all__ = ["Graphs", "random_calls"]
 Tensor = torch.Tensor
 _EVERYWHERE = ("gated_1d", "gated_1d", "shard_p2p", "serial", "auto")  # for every operator
 SCHEDULES = {
-    "gather": (*_EVERYWHERE, "gather_sm", "push_sm", "hetero_unfused_1d", "uniform_fused_2d"),
-    "scatter": (*_EVERYWHERE, "gated_sums_1d", "push_sm", "hetero_fused_1d", "ring_1d"),
+    "gather": (
+        *_EVERYWHERE,
+        "gather_sm",
+        "push_sm",
+        "whole_sm",
+        "hetero_unfused_1d",
+        "uniform_fused_2d",
+    ),
+    "scatter": (*_EVERYWHERE, "gated_sums_1d", "push_sm", "whole_sm", "hetero_fused_1d", "ring_1d"),
     "reduce": (
         *_EVERYWHERE,
         "gated_sums_1d",
@@ -33,8 +40,8 @@ SCHEDULES = {
         "hetero_unfused_1d",
         "ring_1d",
     ),
-    "to_all": (*_EVERYWHERE, "push_sm", "uniform_fused_1d"),
-    "all_to": (*_EVERYWHERE, "push_sm", "hetero_fused_1d"),
+    "to_all": (*_EVERYWHERE, "push_sm", "whole_sm", "uniform_fused_1d"),
+    "all_to": (*_EVERYWHERE, "push_sm", "whole_sm", "hetero_fused_1d"),
 }
 IN_GRAPHS = ["gated_1d"]  # in place of what torch.distributed may run
 WAYS = ("plain", "plain", "plain", "turned", "apart", "odd", "every second", "negated")

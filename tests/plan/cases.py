@@ -131,7 +131,8 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     if max(map(len, problem.pairs), default=1) > 1:
         direct = ()  # it multiplies one pair
     if problem.op == "all_gather_matmul":
-        fits = {"gather_sm": is_one_kernel(problem), "push_sm": sends_all(problem)}
+        every = sends_all(problem)
+        fits = {"gather_sm": is_one_kernel(problem), "push_sm": every, "whole_sm": every}
         direct = tuple(name for name in direct if fits[name])
     if any(output.bias for output in problem.outputs):  # of the rank that owns a row
         direct = tuple(name for name in direct if name != "one_shot_pull")

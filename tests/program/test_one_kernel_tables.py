@@ -69,8 +69,13 @@ def _content(plan: RankPlan) -> list[Step]:
     return [step._replace(id="", lane="") for step in steps]
 
 
-CASES = [*PROBLEMS.items(), *[("push_sm", problem) for problem in SENDING.values()]]
-_IDS = [*PROBLEMS, *SENDING]
+MOVED = {f"{name} by one kernel": each for name, each in SENDING.items() if name != "share"}
+CASES = [
+    *PROBLEMS.items(),
+    *[("push_sm", problem) for problem in SENDING.values()],
+    *[("whole_sm", problem) for problem in MOVED.values()],
+]
+_IDS = [*PROBLEMS, *SENDING, *MOVED]
 
 
 @pytest.mark.parametrize(("name", "problem"), CASES, ids=_IDS)

@@ -214,7 +214,7 @@ def test_all_schedules_of_many_rows_are_predicted_or_left_out_by_their_reason(
     code, out, err = call(capsys, *words, "--schedule", "all", "--json")
     assert code == 0, err
     names = {row["schedule"] for row in json.loads(out)["results"]}
-    pulling = {name for name in Schedule.names("matmul_all_reduce") if Schedule.named(name).pulls}
+    pulling = {name for name in Schedule.names("matmul_all_reduce") if Schedule.named(name).moves}
     assert len(pulling) == 2 and pulling & names == (pulling if known else set())
     for name in pulling:
         assert (f"{name} left out: " in err) != known

@@ -115,7 +115,7 @@ def test_few_rows_have_points_of_their_own(op: str) -> None:
     own = {schedule.name for schedule in named if schedule.for_few_rows}
     assert own and own <= {point.name for point in few.points}
     assert not own & {point.name for point in many.points}
-    pulling = {schedule.name for schedule in named if schedule.pulls}
+    pulling = {schedule.name for schedule in named if schedule.moves}
     assert len(pulling) == 2 * (op == "matmul_all_reduce")
     assert pulling <= {point.name for point in many.points if not point.reason}
 

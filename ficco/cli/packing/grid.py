@@ -176,19 +176,28 @@ def _reduces(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Laun
 
 
 def _pulls(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
-    """Yield sums that read peers' products, of rows that 16 bytes divide, and of others."""
-    for name, biased in (
-        ("one_shot_pull", False),
-        ("two_shot_pull", False),
-        ("two_shot_pull", True),
+    """Yield calls that read peers' products, of rows that 16 bytes divide, and of others."""
+    depths, splits = {"depths": (64,) * world}, {"splits": ((8,) * world,) * world}
+    for op, name, biased, sizes in (
+        ("matmul_all_reduce", "one_shot_pull", False, depths),
+        ("matmul_all_reduce", "two_shot_pull", False, depths),
+        ("matmul_all_reduce", "two_shot_pull", True, depths),
+        ("matmul_reduce_scatter", "whole_sm", True, depths),
+        ("matmul_all_to_all", "whole_sm", False, splits),
     ):
         for n in (512, 515):
-            depths, rows = (64,) * world, (8,) * world
+            rows = (8 * world if sizes is splits else 8,) * world
             output = Output((n,) * world, bias=biased)
-            problem = Problem(
-                "matmul_all_reduce", world, rows, 64 * world, (output,), dtype, depths=depths
-            )
+            problem = Problem(op, world, rows, 64 * world, (output,), dtype, **sizes)
             yield from launches_in(lower_rank(problem, _schedule(name, world), 0), kernels)
+
+
+def _keeps(kernels: DescribedKernels, world: int, dtype: str) -> Iterator[Launch]:
+    """Yield calls that send rows of x, which a library multiplies."""
+    for k in (512, 515):
+        outputs = (Output((64,) * world),)
+        problem = Problem("all_gather_matmul", world, (8,) * world, k, outputs, dtype)
+        yield from launches_in(lower_rank(problem, _schedule("whole_sm", world), 0), kernels)
 
 
 def _heights(two: bool) -> Iterator[int]:

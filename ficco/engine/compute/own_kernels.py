@@ -17,7 +17,7 @@ from ficco.kernels import (
     one_kernel_gather,
     one_kernel_pool,
     pooled_tables,
-    pulled_all_reduce,
+    pulling,
     sending,
     summing,
     variants,
@@ -36,7 +36,7 @@ RECORDS: dict[type, Record] = {
     Pool: pooled_tables.RECORD,
     OneKernelTable: one_kernel_all_reduce.RECORD,
     GatherTable: one_kernel_gather.RECORD,
-    PullTable: pulled_all_reduce.RECORD,
+    PullTable: pulling.RECORD,
     PoolTable: one_kernel_pool.RECORD,
     SendTable: sending.RECORD,
 }

@@ -169,10 +169,11 @@ def points(  # noqa: PLR0913 - a point depends on as many facts
     stores = stores if _stores(machine, world) else ""
     for schedule in [Schedule.named(name) for name in Schedule.names(op)]:
         if is_sending(schedule, _flow(op)):
-            cuts = grains if sends and _sends(machine, world) else ()
+            known = (_stores if schedule.moves else _sends)(machine, world)
+            cuts = grains if sends and known else ()
             schedules += [replace(schedule, grain=cut).resolve(world, machine) for cut in cuts]
             continue
-        shots = stores if schedule.stores else pulls if schedule.pulls else ""
+        shots = stores if schedule.stores else pulls if schedule.moves else ""
         if shots in ("both", schedule.shots):
             schedules.append(schedule.resolve(world, machine))
     return tuple(schedules)
@@ -185,18 +186,21 @@ def candidates(
     few = facts.flow.pools or facts.m <= _MULTIPLIED_ROWS
     stores = ("both" if few else "two") if are_few(facts) else ""
     pulls = _pulls(facts, machine)
-    # How fast programs copy rows of x to peers is not measured.
-    sends = facts.sending and not facts.gathers and not (are_few(facts) and facts.m <= FEW_ROWS)
+    sends = facts.sending and not (are_few(facts) and facts.m <= FEW_ROWS)
     return points(facts.op, facts.world, machine, facts.sums, gates, alone, stores, pulls, sends)
 
 
 def _pulls(facts: Facts, machine: Machine) -> str:
-    """Return the `shots` with which sums may read peers' products, if the cost is known.
+    """Return the `shots` with which a kernel may read peers' products, if the cost is known.
 
+    Only shared sums have shots; other calls have those of every schedule.
     One shot cannot add a bias. It reads more than two shots if there are more than two ranks, by a
     factor of half the number of ranks; so it is for few bytes or few ranks.
     """
     near = facts.world <= machine.devices and machine.engine == "cuda"
-    if not (near and facts.flow.shares and facts.storing and machine.costs.pull_us):
+    known = near and machine.costs.pull_us > 0
+    if not facts.flow.shares:
+        return "two" if known and facts.sending and not facts.gathers else ""
+    if not (known and facts.storing):
         return ""
     return "two" if facts.biased else "both"

@@ -7,6 +7,7 @@ from ficco.lowering.one_kernel import slices
 from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.lowering.sending import sends
 from ficco.measure.selector.facts import Facts
+from ficco.measure.tile_rounds import with_rounds
 from ficco.plan.schedule import Schedule
 
 
@@ -17,14 +18,16 @@ def one_launch(
 
     whole: the time of the GEMM, which a library may make in a launch of its own.
     """
-    costs, pulls = machine.costs, schedule.pulls
+    costs, moves = machine.costs, schedule.moves
     host = costs.host_direct_us or costs.host_call_us + costs.host_kernel_us
-    if pulls or (_is_made_before(facts, schedule) and schedule.for_few_rows):
+    if moves or (_is_made_before(facts, schedule) and schedule.for_few_rows):
         host += costs.host_product_us or costs.host_launch_us
-    if pulls:
-        return whole + _pulled(facts, machine, schedule), host
     if facts.flow.pools:
         return _pooled(facts, machine, whole), host
+    if moves and facts.gathers:
+        return _kept(facts, machine, schedule) + costs.launch_us + whole, host
+    if moves:
+        return whole + _pulled(facts, machine, schedule), host
     if sends(schedule, facts.flow):
         return _sent(facts, machine, schedule, whole), host
     return _one_kernel(facts, machine, schedule, whole), host
@@ -48,11 +51,19 @@ def _sent(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> f
     products that are added come after all others, and shared sums travel after them.
     """
     costs, grain = machine.costs, schedule.chunks
+    parts = [facts.m / facts.world] + [facts.m / facts.world / grain] * (facts.world - 1) * grain
+    if facts.flow.sums:  # own rows have as many chunks
+        parts = [facts.m / facts.world / grain] * facts.world * grain
     made = whole * (costs.sending_gemm or costs.gated_gemm)
+    made, _ = with_rounds(
+        machine, facts.dtype, parts, [facts.n] * len(parts), facts.k, made, 0.0, split=False
+    )
     links = facts.world - 1 if machine.link.per == "pair" else 1
     passes = facts.flow.passes
     once = facts.sent_bytes / passes
     send = once / (links * machine.link.peak_gbps * 1e3)
+    if facts.gathers:  # copied by programs
+        send *= costs.peer_reads
     fixed = costs.launch_us + costs.direct_us + passes * costs.store_us
     if facts.gathers:
         return fixed + max(made, send) + min(made, send) / (grain * facts.world)
@@ -66,6 +77,18 @@ def _sent(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> f
     if facts.flow.shares:
         return fixed + end + max(own, send) + moved
     return fixed + end + own
+
+
+def _kept(facts: Facts, machine: Machine, schedule: Schedule) -> float:
+    """Return the time of one launch that sends rows of x, and keeps those of all ranks.
+
+    The last chunk is copied out of the window when it has arrived.
+    """
+    costs = machine.costs
+    links = facts.world - 1 if machine.link.per == "pair" else 1
+    send = costs.peer_reads * facts.sent_bytes / (links * machine.link.peak_gbps * 1e3)
+    moved = machine.stream_us(2 * facts.sent_bytes) / schedule.chunks
+    return costs.launch_us + costs.direct_us + costs.store_us + send + moved
 
 
 def _is_made_before(facts: Facts, schedule: Schedule) -> bool:
@@ -99,8 +122,10 @@ def _one_kernel(facts: Facts, machine: Machine, schedule: Schedule, whole: float
 def _pulled(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     """Return the time of the launch that reads peers' products, behind the GEMM."""
     costs, world = machine.costs, facts.world
-    twice = schedule.shots == "two"
-    read = facts.m * facts.n * facts.item * (world - 1) * (2 / world if twice else 1)
+    twice = schedule.shots == "two" and facts.flow.shares
+    read = facts.sent_bytes
+    if facts.flow.shares:
+        read = facts.m * facts.n * facts.item * (world - 1) * (2 / world if twice else 1)
     links = world - 1 if machine.link.per == "pair" else 1
     moved = costs.peer_reads * read / (links * machine.link.peak_gbps * 1e3)
     return costs.launch_us + costs.pulling_us(twice) + moved

@@ -25,8 +25,8 @@ from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.scattering import finishes_between
 from ficco.measure.selector.facts import Facts
 from ficco.measure.selector.one_launch import one_launch
+from ficco.measure.tile_rounds import with_rounds
 from ficco.plan.schedule import Schedule
-from ficco.program.tiling import work_of
 
 # Host time of a call that begins behind a wait for the device, over that of one behind another
 # call, likely because the processor's caches are cold. On 1,320 measured calls on 2 and 4 H200s,
@@ -210,9 +210,7 @@ def _gathering(
 def _gated_us(facts: Facts, machine: Machine, heights: list[float]) -> tuple[float, float]:
     """Return the time of one launch that makes parts of the product, and of its last part alone.
 
-    The launch takes its share of the whole GEMM, but at least the rounds of its tiles: few columns
-    or rows give fewer tiles than multiprocessors, the last tiles of parts are partly empty, and
-    each part reads all of the weight.
+    The launch takes its share of the whole GEMM, but at least the rounds of its tiles.
 
     Args:
         facts: of the problem.
@@ -221,12 +219,10 @@ def _gated_us(facts: Facts, machine: Machine, heights: list[float]) -> tuple[flo
     """
     share = machine.costs.gated_gemm * _work(facts, machine, facts.m) / facts.m
     whole, last = share * sum(heights), share * heights[-1]
-    times = machine.gemm_times(facts.dtype)
-    if times is None or not times.tiled or not facts.flops or machine.engine != "cuda":
+    if not facts.flops:
         return whole, last
-    rows = [max(1, round(height)) for height in heights]
-    work = work_of(rows, [facts.n] * len(rows), facts.item, times.units, facts.k)
-    return times.gated_us(whole, work.whole, facts.k), times.gated_us(last, work.last, facts.k)
+    rows, cols = [max(1.0, height) for height in heights], [facts.n] * len(heights)
+    return with_rounds(machine, facts.dtype, rows, cols, facts.k, whole, last)
 
 
 def _on_cores(end: float, worked: float, machine: Machine, world: int) -> float:

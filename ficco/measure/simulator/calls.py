@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ficco.core.dtypes import ELEMENT_BYTES
 from ficco.core.machine import Machine
 from ficco.lowering.scattering import RECV
+from ficco.measure.tile_rounds import with_rounds
 from ficco.plan import Buffer, Region, Step, bags_of
 from ficco.plan.tables import GatherTable, OneKernelTable, PullTable, SendTable
 from ficco.program import Bag, Gated, Gemm, OneKernel, Pool, Reduce, Sum, Work
 from ficco.program.passes.copies import joined_copies
-from ficco.program.tiling import work_of
 
 # m, n, k, bytes beyond a plain GEMM's. An accumulating GEMM reads c first, and half of that time
 # overlaps with the multiplication; writes of float32 overlap fully (36 shapes on an H200,
@@ -92,7 +92,12 @@ class Calls:
         shape = (rows, area // rows, products[0].a.cols, self.dtype)
         if isinstance(work.table, SendTable):
             costs = self.machine.costs
-            whole = 1e3 * self.machine.gemm_us(*shape) * (costs.sending_gemm or costs.gated_gemm)
+            whole_us = self.machine.gemm_us(*shape) * (costs.sending_gemm or costs.gated_gemm)
+            heights, widths = zip(*[(p.c.rows, p.c.cols) for p in products], strict=True)
+            whole_us, _ = with_rounds(
+                self.machine, self.dtype, heights, widths, shape[2], whole_us, 0.0, split=False
+            )
+            whole = 1e3 * whole_us
         elif isinstance(work.table, GatherTable):
             whole = 1e3 * self.machine.gemm_us(*shape) * self.machine.costs.direct_gemm
         else:
@@ -149,18 +154,12 @@ class Calls:
 
         These are at least the rounds of their tiles.
         """
-        machine, times = self.machine, self.machine.gemm_times(self.dtype)
         rows = sum(heights)
-        whole = self._gemm_ns((rows, n, k, 0)) * machine.costs.gated_gemm
-        last = whole * heights[-1] / max(rows, 1)
-        if times is None or not times.tiled or machine.engine != "cuda" or not (n and k and rows):
-            return whole, last
-        item = ELEMENT_BYTES[self.dtype]
-        work = work_of(heights, [n] * len(heights), item, times.units, k)
-        return (
-            1e3 * times.gated_us(whole / 1e3, work.whole, k),
-            1e3 * times.gated_us(last / 1e3, work.last, k),
-        )
+        whole_us = self._gemm_ns((rows, n, k, 0)) * self.machine.costs.gated_gemm / 1e3
+        last_us = whole_us * heights[-1] / max(rows, 1)
+        widths = [n] * len(heights)
+        whole, last = with_rounds(self.machine, self.dtype, heights, widths, k, whole_us, last_us)
+        return 1e3 * whole, 1e3 * last
 
     # ---- library calls
 

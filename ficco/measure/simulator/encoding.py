@@ -141,9 +141,8 @@ def is_one_launch(programs: Sequence[Program]) -> bool:
 
 
 def is_whole_call(entries: Sequence[Entry]) -> bool:
-    """Return whether the last entry is a kernel that runs a whole call."""
-    last = entries[-1] if entries else None
-    return isinstance(last, Launch) and isinstance(last.work, OneKernel)
+    """Return whether a kernel runs a whole call, with or without products of a library."""
+    return any(isinstance(each, Launch) and isinstance(each.work, OneKernel) for each in entries)
 
 
 def encode(
@@ -407,6 +406,7 @@ class Encoder:
         costs, table = self.machine.costs, work.table
         begin_us = costs.launch_us
         overlaps, ahead_ns = isinstance(table, (PoolTable, SendTable)), 0.0
+        copied = isinstance(table, SendTable) and not table.sends_products
         if isinstance(table, GatherTable) or overlaps:
             begin_us += costs.direct_us
         elif isinstance(table, PullTable):  # it overlaps its start with its GEMM's end
@@ -419,13 +419,15 @@ class Encoder:
             if step.kind in _OF_SIGNALS:
                 self._store(_OF_SIGNALS[step.kind], step.signals)
             elif step.kind == "copy":
-                if isinstance(table, SendTable) and not table.sends_products:
+                if copied:
                     ahead_ns += self._sending_ns(step)
                 for source, target in zip(step.reads, step.writes, strict=True):
                     size = source.area * self.item[source.buffer]
                     peer = target.rank
                     if peer == self.rank:
                         peer, size = source.rank, round(size * costs.peer_reads)
+                    elif copied:
+                        size = round(size * costs.peer_reads)
                     link = self._wire(peer).link
                     number = self._numbered((link.scope, size, 0, False), link)
                     self.actions += (COPY, peer, number)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ficco.lowering.multiplying import WINDOW as GATHERED
 from ficco.lowering.one_kernel_pool import POOLED
-from ficco.lowering.pulled_all_reduce import PRODUCTS
+from ficco.lowering.pulling import PRODUCTS
 from ficco.lowering.sending import SENT
 from ficco.plan import RankPlan, Region, has_mailbox
-from ficco.plan.tables import OneKernelTable, OutputNames, PullTable
+from ficco.plan.tables import OneKernelTable, OutputNames, PullTable, SendTable, WholeTable
 from ficco.program import Gemm, Launch, OneKernel, Reduce
 from ficco.program.passes.one_kernel_tables import table_of
 
@@ -25,7 +25,7 @@ def is_one_kernel(plan: RankPlan) -> bool:
 
 
 def one_kernel_entries(plan: RankPlan, shared: bool = False) -> list[Launch]:
-    """Return the launch of a plan that is one kernel, behind the products made before it.
+    """Return the launch of a plan that is one kernel, and the products of a library beside it.
 
     Args:
         plan: of a rank.
@@ -35,29 +35,44 @@ def one_kernel_entries(plan: RankPlan, shared: bool = False) -> list[Launch]:
         PlanError: see `table_of`.
     """
     table = table_of(plan)
-    pulls = isinstance(table, PullTable)
-    made = pulls or (isinstance(table, OneKernelTable) and table.made)
-    compute = next(
-        (step for step in plan.steps if step.kind in ("gemm", "reduce", "bag")), plan.steps[0]
-    )
-    entries = [
-        Launch(f"product.{names.y}", compute.lane, (),
-               _product(plan, names, PRODUCTS if pulls else names.y), "library")
-        for names in table.outputs
-        if made
-    ]  # fmt: skip
+    keeps = isinstance(table, SendTable) and table.finish == "keep"
+    kinds = () if keeps else ("gemm", "reduce", "bag")
+    begun = next((step for step in plan.steps if step.kind in kinds), plan.steps[0])
     waits = tuple([(step.id, step.signals) for step in plan.steps if step.kind == "wait"])
-    return [
-        *entries,
-        Launch(compute.id, compute.lane, (), OneKernel(table, waits, shared), "native"),
+    kernel = Launch(begun.id, begun.lane, (), OneKernel(table, waits, shared), "native")
+    products = [
+        Launch(f"product.{names.y}", begun.lane, (), _product(plan, table, names), "library")
+        for names in table.outputs
+        if _by_library(table) and names.n
     ]
+    return [kernel, *products] if keeps else [*products, kernel]
 
 
-def _product(plan: RankPlan, names: OutputNames, target: str) -> Gemm | Reduce:
-    """Return the whole product of x and a weight in a buffer, without its bias; or zeros."""
-    x, w, y = [
-        Region(plan.rank, name, 0, buffer.rows, 0, buffer.cols)
-        for name in ("x", names.w, target)
-        for buffer in (plan.buffer(name),)
-    ]
-    return Gemm(x, w, y, transpose_b=names.turned) if x.cols else Reduce((), y)
+def _by_library(table: WholeTable) -> bool:
+    """Return whether a library makes the products, if there are any."""
+    if isinstance(table, PullTable):
+        return table.made > 0
+    if isinstance(table, SendTable):
+        return table.finish == "keep" and table.arriving > 0
+    return isinstance(table, OneKernelTable) and table.made
+
+
+def _product(plan: RankPlan, table: WholeTable, names: OutputNames) -> Gemm | Reduce:
+    """Return the product of x and a weight: before a kernel that reads it, or behind one.
+
+    Kernels add the bias to products that they read.
+    """
+    source, target, biases = "x", names.y, [names.bias] if names.bias else []
+    if isinstance(table, SendTable):
+        source, rows = table.kept, table.arriving
+    else:
+        biases, rows = [], plan.buffer("x").rows
+        target = PRODUCTS if isinstance(table, PullTable) else names.y
+    w = plan.buffer(names.w)
+    x = Region(plan.rank, source, 0, rows, 0, plan.buffer("x").cols)
+    y = Region(plan.rank, target, 0, rows, 0, plan.buffer(target).cols)
+    added = tuple([Region(plan.rank, name, 0, 1, 0, names.n) for name in biases])
+    if not x.cols:
+        return Reduce(added, y)
+    b = Region(plan.rank, w.name, 0, w.rows, 0, w.cols)
+    return Gemm(x, b, y, add=added, transpose_b=names.turned)

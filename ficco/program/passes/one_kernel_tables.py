@@ -17,7 +17,7 @@ from ficco.lowering.multiplying import WINDOW
 from ficco.lowering.one_kernel_all_reduce import is_made_before
 from ficco.lowering.one_kernel_pool import POOLED
 from ficco.lowering.one_kernel_steps import plan_of
-from ficco.lowering.pulled_all_reduce import PRODUCTS, SUMS
+from ficco.lowering.pulling import PRODUCTS, SUMS, TERMS
 from ficco.lowering.sending import SENT
 from ficco.operators.problem import MODES
 from ficco.plan import Buffer, RankPlan, Region, Step, window_places
@@ -31,6 +31,7 @@ from ficco.plan.tables import (
     OutputNames,
     PoolTable,
     PullTable,
+    RowsTaken,
     WholeTable,
     peers_of,
 )
@@ -152,7 +153,7 @@ class _Reader:
         )  # fmt: skip
 
     def _sums(self) -> dict[str, Any]:
-        """Return what the tables of all-reduces have in common."""
+        """Return what the tables of calls that sum or read products have in common."""
         x, y = self._buffer("x"), self._buffer("y0")
         weights = [buffer for buffer in self.plan.buffers if buffer.role == "weight"]
         bias = next((buffer.name for buffer in weights if buffer.name == "bias0"), "")
@@ -199,13 +200,25 @@ class _Reader:
         )  # fmt: skip
 
     def _pull(self) -> PullTable:
-        twice, rows = SUMS in self.places, [0] * self.world
+        twice, moves, rows = SUMS in self.places, TERMS not in self.buffers, [0] * self.world
         sums = [target for step in self._steps("reduce") for target in step.writes]
-        for box in (*sums, *[source for source, _ in self._copies("copy")]):
+        copies = self._copies("copy") + self._copies("local_copy") * moves
+        for box in (*sums, *[source for source, _ in copies]):
             if box.buffer == SUMS and 0 <= box.rank < self.world:
                 rows[box.rank] += box.rows
+        own = [box for step in self._steps("reduce") for box in step.reads if box.rank == self.rank]
+        read = [(source, target.row0 * moves) for source, target in copies]
+        read += [(box, 0) for box in own]
+        taken = {
+            source.rank: RowsTaken(source.rank, source.row0, top, source.rows)
+            for source, top in read
+            if source.buffer == PRODUCTS
+        }
+        ranks = range(0 if twice else self.world)
         return PullTable(
-            **self._sums(), twice=twice, rows=tuple(rows) if twice else (),
+            **self._sums(), made=self._buffer("x").rows, moves=moves,
+            taken=tuple([taken.get(rank, RowsTaken(rank, 0, 0, 0)) for rank in ranks]),
+            twice=twice, rows=tuple(rows) if twice else (),
             chunks=self._most_chunks(), products=self.places[PRODUCTS],
             sums=self.places.get(SUMS, 0),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ficco.lowering.cutting import chunk_bounds
-from ficco.lowering.sending import SENT, SHARED
+from ficco.lowering.sending import KEPT, SENT, SHARED
 from ficco.plan import RankPlan, Region, Signal, window_places
 from ficco.plan.tables import OutputNames, RowsReceived, RowsSent, SendTable, peers_of
 
@@ -44,10 +44,12 @@ def send_table(plan: RankPlan, world: int, most_chunks: int) -> SendTable:
     buffers, (places, _) = plan.buffers, window_places(plan.buffers)
     pieces, shares, x = list(_pieces(plan)), SHARED in places, plan.buffer("x")
     moved = [piece.target.buffer for piece in pieces if piece.moves]
-    gathers = all(buffer.role != "workspace" for buffer in buffers)
+    gathers = all(buffer.role != "workspace" or buffer.name == KEPT for buffer in buffers)
     early = any(piece.waited is None for piece in pieces)  # sums wait before their first product
     finish = "multiply" if gathers else "share" if shares else "move" if early or moved else "sum"
     kept, chunks = moved[0] if moved and gathers else "", most_chunks // (1 + shares)
+    if kept and any(piece.source and piece.source.buffer == kept for piece in pieces):
+        finish = "keep"
     peers, received = peers_of(plan.rank, world), _received(plan, pieces, chunks)
     sent = _sent(plan)
     own = {
@@ -68,7 +70,7 @@ def send_table(plan: RankPlan, world: int, most_chunks: int) -> SendTable:
 
 
 def _pieces(plan: RankPlan) -> Iterator[_Piece]:
-    results = {buffer.name for buffer in plan.buffers if buffer.role == "output"}
+    results = {buffer.name for buffer in plan.buffers if buffer.role == "output"} | {KEPT}
     waited: list[Signal] | None = None
     for step in plan.steps:
         if step.kind == "wait" and any(signal.name != "free" for signal in step.signals):

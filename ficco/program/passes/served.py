@@ -17,7 +17,7 @@ def check_predicted(schedule: Schedule, machine: Machine) -> None:
     Raises:
         ScheduleError: the message names the cost.
     """
-    if schedule.pulls and machine.engine != "host" and not machine.costs.pull_us:
+    if schedule.moves and machine.engine != "host" and not machine.costs.pull_us:
         raise ScheduleError(
             f"schedule {schedule.name!r} cannot be predicted for machine {machine.name!r}: its "
             "profile lacks costs.pull_us, which `ficco doctor --profile` measures"

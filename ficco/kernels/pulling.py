@@ -1,4 +1,4 @@
-"""One launch that reads the products of all ranks in their windows, and sums them.
+"""One launch that reads products in the windows of all ranks, and sums or moves them.
 
 It follows a GEMM that has stored this rank's products in its window. Sums are float32, in the order
 of ranks. The bias is added last, and the result is rounded once.
@@ -35,11 +35,14 @@ _PROGRAMS = 128
 def prepare(table: PullTable, places: Places, arrays: Arrays) -> Prepared:
     """Prepare a table for launches on a window."""
     processors = arrays.processors or 1  # the interpreter runs one program after another
-    first = offsets(table.rows) if table.twice else (0,) * table.world + (table.m,)
+    row_bytes = table.n * ELEMENT_BYTES[table.dtype]
+    # Rows of y lie at the same distance from these addresses as from the address of y.
+    shifts = [(each.row - each.top) * row_bytes for each in table.taken] or [0] * table.world
+    first = offsets(table.rows or [each.rows for each in table.taken])
     numbers = [
         [
             *words,
-            *(base + table.products for base in data),
+            *(base + table.products + shift for base, shift in zip(data, shifts, strict=False)),
             *(base + table.sums for base in data),
             *first,
         ]
@@ -58,6 +61,7 @@ def prepare(table: PullTable, places: Places, arrays: Arrays) -> Prepared:
         "n": table.n,
         "owners": ranks_as_bits(owners),
         "TWICE": table.twice,
+        "MOVES": table.moves,
         "SIZE": block,
     }
     programs = max(1, min(items, _PROGRAMS, processors))
@@ -80,7 +84,9 @@ def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
     check_rows("y", y)
     item = item_bytes(y)
     flat = stride(y, 0) == table.n or table.m == 1
-    size = table.n if table.twice else table.m * table.n  # it divides the bounds of items
+    # It divides the bounds of items and the rows of peers.
+    size = table.n if table.twice or any(each.row for each in table.taken) else table.m * table.n
+    size = table.n if table.moves else size
     aligned = flat and size * item % ALIGN == 0 == address(y) % ALIGN
     return {
         "bias": y if bias is None else bias,

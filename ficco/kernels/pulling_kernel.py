@@ -1,4 +1,4 @@
-"""The device code of an all-reduce whose sums read peers' products, in one launch.
+"""The device code of a call that reads peers' products, in one launch.
 
 Before the launch, a GEMM has stored this rank's products in the rank's window. All programs divide
 the items: blocks of the result or, with two shots, chunks of the rows that this rank sums. The
@@ -6,6 +6,7 @@ first program, the door, also begins the handshake, and the last one to end fini
 
     door      wait for free; clear it; raise entered at the peers
     program   wait for entered of all peers
+              moves: read its blocks of each rank's rows into y; else:
               read all ranks' products of its items, add them up, store y
               two shots: also store the sums in the window, and signal each chunk
               two shots: wait for the peers' chunks of the same numbers, read their sums into y
@@ -33,7 +34,7 @@ from ficco.kernels.signals import await_words, find_words, raise_found_words, ra
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.plan.tables import GATES
 
-__all__ = ["pulled_all_reduce"]
+__all__ = ["pulled_rows"]
 
 _CHUNKS = tl.constexpr(SIGNALS["data"])  # words of one writer
 _ENTERED = tl.constexpr(signal_place(Signal(0, "entered", 0)))
@@ -56,7 +57,7 @@ def _bounds(  # noqa: PLR0913 - a kernel's arguments are its interface
     EDGE: tl.constexpr,
 ):
     """Return the first element of an item, and the one past its end."""
-    if TWICE:  # rows of one rank: see `lowering.pulled_all_reduce.row_bounds`
+    if TWICE:  # rows of one rank: see `lowering.cutting.row_bounds`
         begin = (row + rows * item // items) * n
         end = (row + rows * (item + 1) // items) * n
     else:
@@ -153,6 +154,37 @@ def _add_up(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
+def _move(  # noqa: PLR0913
+    y,
+    places,
+    n,
+    rank,
+    came,
+    y_stride,
+    WORLD: tl.constexpr,
+    FLAT: tl.constexpr,
+    SIZE: tl.constexpr,
+    EDGE: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    """Read this program's blocks of the rows of each rank into y, the own rows last."""
+    products, first = places + WORLD, places + 3 * WORLD
+    i = tl.arange(0, SIZE)
+    for turn in tl.static_range(1, WORLD + 1):
+        source = (rank + turn) % WORLD
+        there = tl.multiple_of(tl.load(products + source).to(y.dtype), BYTES)
+        begin, end = tl.load(first + source) * n, tl.load(first + source + 1) * n
+        for start in tl.range(begin + tl.program_id(0) * SIZE, end, tl.num_programs(0) * SIZE):
+            at = tl.multiple_of(start, EDGE)
+            left = tl.minimum(end - start, SIZE).to(tl.int32)
+            inside = i < tl.multiple_of(left, EDGE)
+            piece = tl.load(there + at + i, mask=inside & (came != 0), other=0)
+            if came == 0:
+                piece = tl.full((SIZE,), float("nan"), tl.float32).to(piece.dtype)
+            _keep(y, piece, at, i, inside, n, y_stride, FLAT)
+
+
+@triton.jit
 def _collect(  # noqa: PLR0913
     y,
     places,
@@ -243,7 +275,7 @@ def _release(  # noqa: PLR0913
 
 
 @triton.jit(do_not_specialize=PULL.unknown)
-def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
+def pulled_rows(  # noqa: PLR0913 - a kernel's arguments are its interface
     bias,
     y,
     places,
@@ -263,6 +295,7 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     timeout_ns: tl.int64,
     WORLD: tl.constexpr,
     TWICE: tl.constexpr,
+    MOVES: tl.constexpr,
     BIAS: tl.constexpr,
     FLAT: tl.constexpr,
     SIZE: tl.constexpr,
@@ -270,15 +303,17 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
     BYTES: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Store the sum over ranks of their products, which are in their windows, in y.
+    """Store the sum over ranks of their products, which are in their windows, in y, or their rows.
 
     places: int64 [2, copy_places], of both copies of the window: addresses of each rank's words, of
-    its products, and of its sums; the first row of each rank's sums, and m.
+    its products, and of its sums; if TWICE or MOVES, the first row of each rank in y, and m.
+    Addresses of products are those of the first row of y in them.
     gates: int32: how many programs ended, and how many of them gave up the wait for `free` or
     `entered`; all 0 before and after.
     stop, status: int32. The status becomes 1 + the place of a word that did not arrive.
     copy: of the window. items: blocks of SIZE elements or, if TWICE, chunks of a rank's rows.
     bias: one row, added to the sums, if BIAS. m, n: rows and columns of y.
+    MOVES: whether rows are copied, not added up.
     peers: set of all other ranks; owners: set of those that sum rows, if TWICE.
     timeout_ns: time limit of a program's wait.
     FLAT: whether the rows of y are adjacent.
@@ -317,10 +352,13 @@ def pulled_all_reduce(  # noqa: PLR0913 - a kernel's arguments are its interface
         gave_up = tl.full((), _GAVE_UP, tl.int32)
         _tell_missing(words + _ENTERED, 1, peers, digest, _ENTERED, status)
         patience_ns = tl.zeros_like(patience_ns)
-    _add_up(
-        bias, y, places, products_at, own_sums, own_row, own_rows, items, m, n, rank, peers, came,
-        y_stride, WORLD, TWICE, BIAS, FLAT, SIZE, EDGE, BYTES, ON_GPU,
-    )  # fmt: skip
+    if MOVES:
+        _move(y, places, n, rank, came, y_stride, WORLD, FLAT, SIZE, EDGE, BYTES)
+    else:
+        _add_up(
+            bias, y, places, products_at, own_sums, own_row, own_rows, items, m, n, rank, peers,
+            came, y_stride, WORLD, TWICE, BIAS, FLAT, SIZE, EDGE, BYTES, ON_GPU,
+        )  # fmt: skip
     if TWICE:
         _collect(
             y, places, words, stop, status, items, m, n, rank, owners, came, y_stride, patience_ns,
