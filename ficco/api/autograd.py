@@ -292,7 +292,7 @@ def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
         return schedule
     chosen, flow = Schedule.read(schedule), registry.get(name).flow
     if chosen.transport == "sm" and not flow.shares:
-        return schedule if sends(chosen, flow) and flow.splits else AUTO
+        return schedule if (chosen.moves or sends(chosen, flow)) and flow.splits else AUTO
     result = chosen
     if chosen.sums != "apart" and not flow.sums:
         result = replace(result, sums="apart", name="custom")

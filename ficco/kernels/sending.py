@@ -44,8 +44,9 @@ from ficco.plan.tables import FINISHES, GATES, GatedPart, SendTable
 from ficco.program import OneKernel
 from ficco.program.tiling import Tile, choose_tile
 
-# Programs that copy rows of x to peers: 64 that each have 16 KiB in flight nearly fill a link.
-_SENDERS = 64
+# Programs that copy rows of x to peers: 64 that each have 16 KiB in flight nearly fill a link. Twice
+# as many have the device to themselves if a library multiplies.
+_SENDERS = {"multiply": 64, "keep": 128}
 # Of a call without products: what a program copies out of the window at a time.
 _MOVED = Tile(32, 256, 64, 8, 3, 1, 1, 1.0)
 # Fields of a row of jobs, see `tile_product`.
@@ -183,7 +184,8 @@ def prepare(
         tile = tile._replace(warps=max(tile.warps, 8), cols=cols)
     if table.finish == "keep":
         tile = _MOVED
-    senders = (senders or _SENDERS) if gathers and (table.sent or table.kept) else 0
+    senders = senders or _SENDERS.get(table.finish, 0)
+    senders = senders if gathers and (table.sent or table.kept) else 0
     jobs, firsts = _jobs(table, parts, tile)
     counted = len(parts.sent) + max(len(parts.own), 1)
     numbers = [

@@ -84,11 +84,6 @@ def _stores(machine: Machine, world: int) -> bool:
     return near and machine.engine == "cuda" and machine.costs.store_us > 0
 
 
-def _sends(machine: Machine, world: int) -> bool:
-    """Return whether the costs of stores, and of products of launches that send, are known."""
-    return _stores(machine, world) and machine.costs.sending_gemm > 0
-
-
 def few_rows(op: str) -> int:
     """Return the largest number of rows for which one launch that stores at peers may win."""
     return _MOST_ROWS.get(_flow(op).one_kernel, _SUMMED_ROWS)
@@ -169,8 +164,8 @@ def points(  # noqa: PLR0913 - a point depends on as many facts
     stores = stores if _stores(machine, world) else ""
     for schedule in [Schedule.named(name) for name in Schedule.names(op)]:
         if is_sending(schedule, _flow(op)):
-            known = (_stores if schedule.moves else _sends)(machine, world)
-            cuts = grains if sends and known else ()
+            known = machine.costs.pull_us if schedule.moves else machine.costs.sending_gemm
+            cuts = grains if sends and known and _stores(machine, world) else ()
             schedules += [replace(schedule, grain=cut).resolve(world, machine) for cut in cuts]
             continue
         shots = stores if schedule.stores else pulls if schedule.moves else ""
