@@ -167,21 +167,30 @@ def _move(  # noqa: PLR0913
     EDGE: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """Read this program's blocks of the rows of each rank into y, the own rows last."""
+    """Read this program's blocks of the rows of each rank into y."""
     products, first = places + WORLD, places + 3 * WORLD
     i = tl.arange(0, SIZE)
-    for turn in tl.static_range(1, WORLD + 1):
-        source = (rank + turn) % WORLD
-        there = tl.multiple_of(tl.load(products + source).to(y.dtype), BYTES)
-        begin, end = tl.load(first + source) * n, tl.load(first + source + 1) * n
-        for start in tl.range(begin + tl.program_id(0) * SIZE, end, tl.num_programs(0) * SIZE):
-            at = tl.multiple_of(start, EDGE)
-            left = tl.minimum(end - start, SIZE).to(tl.int32)
-            inside = i < tl.multiple_of(left, EDGE)
-            piece = tl.load(there + at + i, mask=inside & (came != 0), other=0)
+    longest = tl.zeros((), tl.int64)
+    for source in tl.static_range(WORLD):
+        rows = tl.load(first + source + 1) - tl.load(first + source)
+        longest = tl.maximum(longest, rows * n)
+    for start in tl.range(tl.program_id(0) * SIZE, longest, tl.num_programs(0) * SIZE):
+        pieces = ()  # type: Any
+        for turn in tl.static_range(WORLD):  # all loads are issued before the first store
+            source = (rank + turn) % WORLD
+            there = tl.multiple_of(tl.load(products + source).to(y.dtype), BYTES)
+            at = tl.multiple_of(tl.load(first + source) * n + start, EDGE)
+            end = tl.multiple_of(tl.load(first + source + 1) * n, EDGE)
+            piece = tl.load(there + at + i, mask=(at + i < end) & (came != 0), other=0)
+            pieces = pieces + (piece,)  # noqa: RUF005 - Triton's way
+        for turn in tl.static_range(WORLD):
+            source = (rank + turn) % WORLD
+            piece = pieces[turn]
             if came == 0:
                 piece = tl.full((SIZE,), float("nan"), tl.float32).to(piece.dtype)
-            _keep(y, piece, at, i, inside, n, y_stride, FLAT)
+            at = tl.multiple_of(tl.load(first + source) * n + start, EDGE)
+            end = tl.multiple_of(tl.load(first + source + 1) * n, EDGE)
+            _keep(y, piece, at, i, at + i < end, n, y_stride, FLAT)
 
 
 @triton.jit

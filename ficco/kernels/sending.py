@@ -44,8 +44,8 @@ from ficco.plan.tables import FINISHES, GATES, GatedPart, SendTable
 from ficco.program import OneKernel
 from ficco.program.tiling import Tile, choose_tile
 
-# Programs that copy rows of x to peers: 64 that each have 16 KiB in flight nearly fill a link. Twice
-# as many have the device to themselves if a library multiplies.
+# Programs that copy rows of x to peers. 64 that each have 16 KiB in flight nearly fill a link;
+# twice as many have the device to themselves if a library multiplies.
 _SENDERS = {"multiply": 64, "keep": 128}
 # Of a call without products: what a program copies out of the window at a time.
 _MOVED = Tile(32, 256, 64, 8, 3, 1, 1, 1.0)

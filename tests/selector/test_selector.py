@@ -248,21 +248,32 @@ def test_launches_that_send_are_considered_where_their_speed_is_measured(op: str
     shipped = Machine.named("h200x4")
     assert shipped.costs.sending_gemm == 0
     measured = replace(shipped, costs=replace(shipped.costs, sending_gemm=1.1))
-    sends = not registry.get(op).flow.gathers  # how fast rows are copied is not measured
-    for m, wanted in ((512, sends), (8, sends and op != "matmul_all_reduce")):
+    few = op in ("matmul_all_reduce", "all_gather_matmul")  # others have no kernel for few rows
+    for m, wanted in ((512, True), (8, not few)):
         problem = Problem.chunked(op, 4, m, 4096, 8192, "bfloat16")
         for machine, known in ((shipped, False), (measured, True)):
             found = selector.candidates(facts_of(problem), machine)
             assert any(each.name == "push_sm" for each in found) == (known and wanted), m
-    chosen = selector.quick(problem_of(op), measured, "captured").schedule.name
-    assert (chosen == "push_sm") == sends
-    assert selector.quick(problem_of(op), shipped, "captured").schedule.name != "push_sm"
+    problem = Problem.chunked(op, 4, 1024, 1024, 1024, "bfloat16")
+    sends = op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
+    for machine, known in ((shipped, False), (measured, True)):
+        chosen = selector.quick(problem, machine, "captured").schedule.name
+        assert (chosen == "push_sm") == (known and sends)
 
 
-def problem_of(op: str) -> Problem:
-    """Return a problem of which launches that send are predicted to be fastest."""
-    k = 8192 if op.endswith(("scatter", "reduce")) else 4096
-    return Problem.chunked(op, 4, 1024, 4096, k, "bfloat16")
+@pytest.mark.parametrize("op", [op for op in OPERATORS if "whole_sm" in Schedule.names(op)])
+def test_one_kernel_beside_a_gemm_is_considered_where_its_cost_is_measured(op: str) -> None:
+    shipped = Machine.named("h200x2")
+    unknown = replace(shipped, costs=replace(shipped.costs, pull_us=0.0))
+    problem = Problem.chunked(op, 2, 512, 4096, 4096, "bfloat16")
+    for machine, known in ((shipped, True), (unknown, False)):
+        found = selector.candidates(facts_of(problem), machine)
+        assert [each.chunks for each in found if each.name == "whole_sm"] == [1] * known
+        chosen = selector.quick(problem, machine, "captured").schedule.name
+        assert (chosen == "whole_sm") == known
+    schedule = point("whole_sm", 1, shipped)
+    rule_ms = estimate_us(facts_of(problem), shipped, schedule, "captured") / 1e3
+    assert rule_ms == pytest.approx(simulator.predict_ms(problem, schedule, shipped), rel=0.1)
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if op != "embedding_all_to_all"])

@@ -29,7 +29,7 @@ from ficco.program.target import cuda_target
 COSTS = Costs(
     launch_us=2, call_us=3, signal_us=1, raise_us=1.5, wait_us=0.25, clear_us=0.5, host_call_us=10,
     host_launch_us=3, host_copy_us=2, host_words_us=1, skew_us=4, gemm_beside_copies=1.1,
-    copies_beside_gemm=1.2,
+    copies_beside_gemm=1.2, pull_us=4,
 )  # fmt: skip
 GPUS = Machine(
     "gpus", 1, 64, "cuda",

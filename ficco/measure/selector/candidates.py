@@ -24,6 +24,8 @@ _PLAINEST = (
 FEW_ROWS = 64  # above this, the kernel that stores at peers multiplies too slowly to gain
 _SUMMED_ROWS = 512  # above this, stores into mailboxes take longer than NCCL
 _MOST_ROWS = {"gather": FEW_ROWS, "pool": sys.maxsize}  # by kernel; bags may be any number
+# Of launches that send. With 4 chunks they took 1.04 to 1.35 times as long (H200s, bench/NOTES.md).
+_SENT_GRAINS = (1, 2)
 _MULTIPLIED_ROWS = 384  # above this, the kernel that sums in one shot multiplies far more slowly
 
 
@@ -165,7 +167,8 @@ def points(  # noqa: PLR0913 - a point depends on as many facts
     for schedule in [Schedule.named(name) for name in Schedule.names(op)]:
         if is_sending(schedule, _flow(op)):
             known = machine.costs.pull_us if schedule.moves else machine.costs.sending_gemm
-            cuts = grains if sends and known and _stores(machine, world) else ()
+            cuts = (1,) if schedule.moves else _SENT_GRAINS
+            cuts = cuts if sends and known and _stores(machine, world) else ()
             schedules += [replace(schedule, grain=cut).resolve(world, machine) for cut in cuts]
             continue
         shots = stores if schedule.stores else pulls if schedule.moves else ""

@@ -47,8 +47,8 @@ def _pooled(facts: Facts, machine: Machine, whole: float) -> float:
 def _sent(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> float:
     """Return the time of one launch that sends rows, or products by rows, while it multiplies.
 
-    The last chunk has to arrive, and is then multiplied, or added to own products, or moved. Own
-    products that are added come after all others, and shared sums travel after them.
+    The last chunk has to arrive, and is then multiplied, or added to own products, or moved. Shared
+    sums travel a second time.
     """
     costs, grain = machine.costs, schedule.chunks
     parts = [facts.m / facts.world] + [facts.m / facts.world / grain] * (facts.world - 1) * grain
@@ -67,16 +67,11 @@ def _sent(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> f
     fixed = costs.launch_us + costs.direct_us + passes * costs.store_us
     if facts.gathers:
         return fixed + max(made, send) + min(made, send) / (grain * facts.world)
-    own = made / facts.world
-    others = made - own
     moved = machine.stream_us(2 * once)
-    first = min(others, send) / (grain * facts.world)  # products before the first send
+    # Programs multiply at the same time, and then all store at peers.
     if facts.flow.finish == "move":
-        return fixed + max(made, first + send) + moved
-    end = first + max(others, send)
-    if facts.flow.shares:
-        return fixed + end + max(own, send) + moved
-    return fixed + end + own
+        return fixed + made + send + moved
+    return fixed + made + passes * send + (moved if facts.flow.shares else 0.0)
 
 
 def _kept(facts: Facts, machine: Machine, schedule: Schedule) -> float:

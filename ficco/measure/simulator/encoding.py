@@ -397,17 +397,17 @@ class Encoder:
     def _whole_call(self, entry: Launch, work: OneKernel) -> None:
         """Add a row for every step of a kernel that runs a whole call.
 
-        A read of a peer's window takes the link like a copy of as many bytes to that peer. Products
-        and sums of bags are sent while later ones are made, and rows of x while rows are
-        multiplied: work and sending take the longer of both times.
+        A read of a peer's window takes the link like a copy of as many bytes to that peer. Sums of
+        bags are sent while later ones are made, and rows of x while rows are multiplied: work and
+        sending take the longer of both times. Products are sent when a round of tiles is made.
         """
         steps = _steps_within(self.buffers, entry, work)
         self.calls.use_as_one(work, steps)
         costs, table = self.machine.costs, work.table
         begin_us = costs.launch_us
-        overlaps, ahead_ns = isinstance(table, (PoolTable, SendTable)), 0.0
+        overlaps, ahead_ns = isinstance(table, PoolTable), 0.0
         copied = isinstance(table, SendTable) and not table.sends_products
-        if isinstance(table, GatherTable) or overlaps:
+        if isinstance(table, (GatherTable, SendTable)) or overlaps:
             begin_us += costs.direct_us
         elif isinstance(table, PullTable):  # it overlaps its start with its GEMM's end
             waits = 3 if table.twice else 2
