@@ -188,10 +188,9 @@ def request_from(
             schedule = replace(schedule, grain=args.grain)
         try:
             schedule = schedule.resolve(problem.world, machine)
-            sending = sends(schedule, problem.flow) and not schedule.moves
-            if one_of_all and machine.engine == "host" and sending:
+            if one_of_all and machine.engine == "host" and sends(schedule, problem.flow):
                 raise ScheduleError(
-                    "the kernel that multiplies sends its results; on the host, threads do both"
+                    "the kernel that sends rows also multiplies, or waits; on the host, threads do"
                 )
             each = lowered.get(schedule) or Lowered(problem, schedule)
             if simulated:
