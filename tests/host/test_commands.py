@@ -18,7 +18,8 @@ from ficco.cli import engine_choice, run
 from ficco.cli.arguments import Request, request_from
 from ficco.core import data
 from ficco.core.errors import InputError
-from ficco.operators import OPERATORS, oracle
+from ficco.lowering.sending import sends
+from ficco.operators import OPERATORS, oracle, registry
 from ficco.operators.problem import Problem
 from ficco.plan.schedule import Schedule
 
