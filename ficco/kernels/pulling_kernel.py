@@ -171,8 +171,8 @@ def _move(  # noqa: PLR0913
     products, first = places + WORLD, places + 3 * WORLD
     i = tl.arange(0, SIZE)
     longest = tl.zeros((), tl.int64)
-    for source in tl.static_range(WORLD):
-        rows = tl.load(first + source + 1) - tl.load(first + source)
+    for other in tl.static_range(WORLD):
+        rows = tl.load(first + other + 1) - tl.load(first + other)
         longest = tl.maximum(longest, rows * n)
     for start in tl.range(tl.program_id(0) * SIZE, longest, tl.num_programs(0) * SIZE):
         pieces = ()  # type: Any
