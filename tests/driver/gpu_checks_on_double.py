@@ -130,7 +130,8 @@ def hold_the_table() -> None:
         for problem, schedule in shared_cases(world):
             for rank in range(world):
                 split = split_tiles(problem, schedule, rank, processors=132)
-                assert any(split) or schedule.name != "gated_1d", f"{problem}: no tile is split"
+                some = any(shared for _, shared in split)
+                assert some or schedule.name != "gated_1d", f"{problem}: no tile is split"
         given = [p for dtype in DTYPES for p in problems(world, dtype, random.Random(0))]
         assert {problem.op for problem in given} == set(OPERATORS)
         for problem in [*given, *cases(world)]:

@@ -85,7 +85,8 @@ def split_tiles(
     plan = lower_rank(problem, schedule.resolve(problem.world, CUDA), rank)
     launches = launches_in(plan, DescribedKernels(90, processors), ways=(True,))
     given = [launch.arguments for launch in launches]
-    return [(each.get("own_shared", 0), each.get("shared", 0)) for each in given]
+    bounds = [each.get("bounds", (0, 0, 0, each.get("shared", 0), 0)) for each in given]
+    return [(own_shared, shared) for _, _, own_shared, shared, _ in bounds]
 
 
 def shared_tiles(me: Rank, calls: int) -> None:
