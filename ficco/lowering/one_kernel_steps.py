@@ -352,10 +352,10 @@ def _pull(steps: Steps, table: PullTable) -> None:
         for owner in steps.peers:
             begin, end = row_bounds(table.rows[owner], table.chunks)[number : number + 2]
             if begin < end:
-                rows, columns = (first[owner] + begin, first[owner] + end), (0, table.n)
-                sums = steps.box(steps.window_at(table.sums), rows, columns, owner)
+                span, columns = (first[owner] + begin, first[owner] + end), (0, table.n)
+                sums = steps.box(steps.window_at(table.sums), span, columns, owner)
                 arrived.append(Signal(rank, "data", owner, number))
-                boxes.append((sums, steps.box(table.outputs[0].y, rows, columns)))
+                boxes.append((sums, steps.box(table.outputs[0].y, span, columns)))
         steps.wait(f"wait.{number}", arrived)
         steps.copy(f"collect.{number}", "copy", boxes)
     steps.clear()

@@ -201,9 +201,9 @@ def work_of(
     whole = _made(tile, rows, cols, processors, k, split)[-1]
     counts = count_tiles(rows, cols, tile)
     at_once, shares, round_cost = _rounds(tile, counts, processors, k, split)
-    split = min(shares.tiles, counts[-1])
-    rounds: float = -(-(counts[-1] - split) // at_once)
-    if split:
+    shared = min(shares.tiles, counts[-1])
+    rounds: float = -(-(counts[-1] - shared) // at_once)
+    if shared:
         rounds += 1 / shares.among + _SHARE_DEPTH / k
     last = math.hypot(rounds * round_cost, cols[-1] * tile.read)
     factor = _FASTEST[element_bytes]

@@ -167,9 +167,9 @@ def points(  # noqa: PLR0913 - a point depends on as many facts
     for schedule in [Schedule.named(name) for name in Schedule.names(op)]:
         if is_sending(schedule, _flow(op)):
             known = machine.costs.pull_us if schedule.moves else machine.costs.sending_gemm
-            cuts = (1,) if schedule.moves else _SENT_GRAINS
-            cuts = cuts if sends and known and _stores(machine, world) else ()
-            schedules += [replace(schedule, grain=cut).resolve(world, machine) for cut in cuts]
+            if sends and known and _stores(machine, world):
+                cuts = (1,) if schedule.moves else _SENT_GRAINS
+                schedules += [replace(schedule, grain=cut).resolve(world, machine) for cut in cuts]
             continue
         shots = stores if schedule.stores else pulls if schedule.moves else ""
         if shots in ("both", schedule.shots):

@@ -118,7 +118,7 @@ def _pulled(facts: Facts, machine: Machine, schedule: Schedule) -> float:
     """Return the time of the launch that reads peers' products, behind the GEMM."""
     costs, world = machine.costs, facts.world
     twice = schedule.shots == "two" and facts.flow.shares
-    read = facts.sent_bytes
+    read: float = facts.sent_bytes
     if facts.flow.shares:
         read = facts.m * facts.n * facts.item * (world - 1) * (2 / world if twice else 1)
     links = world - 1 if machine.link.per == "pair" else 1
