@@ -58,6 +58,8 @@ PICTURES = (
     Picture("gather_sm", "all_gather_matmul", 64, 28672, 8192),
     Picture("push_sm", "matmul_reduce_scatter", 1024, 8192, 8192),
     Picture("push_sm", "all_gather_matmul", 1024, 8192, 8192),
+    Picture("whole_sm", "all_gather_matmul", 512, 8192, 8192),
+    Picture("whole_sm", "matmul_all_to_all", 512, 8192, 8192),
     Picture("pool_sm", "embedding_all_to_all", 8192, 128, 1024),
     *(Picture(name, "matmul_all_reduce", 16, 8192, 8192) for name in _FEW_ROWS),
     *(Picture(name, "matmul_all_reduce", 1024, 8192, 8192) for name in _PULLING),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naming import where
+from naming import MACHINES, where
 from tables import auto, cutting, losses
 from tables.comparison import (
     captured_table,
@@ -34,7 +34,7 @@ def operators(page: Page) -> str:
     """Return the text of the page."""
     body = [
         REGIMES, "", f"{BASELINES} {GAIN} {NO_MULTICAST}", "",
-        *_auto(page), *_tuned(page), *_compared(page), *_grains(page), *_cut(page),
+        *_auto(page), *_middle(page), *_tuned(page), *_compared(page), *_grains(page), *_cut(page),
     ]  # fmt: skip
     following = {
         "models.md": "Whole models: the same schedules in blocks of Llama 3.",
@@ -75,6 +75,31 @@ def _auto(page: Page) -> list[str]:
             f"per regime. {_left_out(document)}", "",
             *machines([(path, document)], page), "",
         ]  # fmt: skip
+    return lines
+
+
+def _middle(page: Page) -> list[str]:
+    """Return the section on 65 to 4,096 rows."""
+    lines: list[str] = []
+    for name in MACHINES:
+        for path, document in page.one(f"regret_{name}_middle"):
+            lines += [
+                f"## 65 to 4,096 rows, {where(document)}", "",
+                "Here a transfer takes about as long as the fixed cost of copies. `whole_sm` "
+                "leaves the GEMM to a library, and one kernel moves the rows before or behind it. "
+                "`push_sm` multiplies and sends in one kernel. Each figure is the time of the best "
+                "call by hand over ficco's, the geometric mean over random shapes, with the worst "
+                "and the best shape; `push_sm` has its best number of chunks. The last column has "
+                "the time that the rule predicted for the choice of `auto`, over the measured one. "
+                "The profile was measured on the same kind of machine the same day, and the rule "
+                "was fitted on other random shapes.", "",
+                *auto.middle_table(document), "",
+                "In an all-reduce of these sizes, PyTorch's two-shot kernel does what ficco's "
+                "kernels do; a GEMM of a library comes before both.", "",
+                f"The sizes are log-uniform: {_sizes(document['how'])}. Seed "
+                f"{document['how']['seed']}; {document['how']['rounds']} rounds per regime.", "",
+                *machines([(path, document)], page), "",
+            ]  # fmt: skip
     return lines
 
 

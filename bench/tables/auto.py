@@ -85,6 +85,35 @@ def gain_table(document: Document, regime: str) -> list[str]:
     return table(head, rows)
 
 
+MIDDLE = ("whole_sm", "push_sm")  # schedules of 65 to about 4,096 rows
+
+
+def middle_table(document: Document) -> list[str]:
+    """Return speed-ups over the best by hand by operator: of `auto`, and of schedules by name."""
+    rows = []
+    for op, cases in by_operator(document).items():
+        cells = [f"`{op}`", str(len(cases))]
+        cells += [spread_text(gains(cases, regime, BEST)) for regime in REGIMES]
+        cells += [_named_text(cases, name) for name in MIDDLE]
+        expected = [case["predicted_ms"]["captured"] / case["ms"]["captured"]["auto"]["median"]
+                    for case in cases]  # fmt: skip
+        rows.append([*cells, spread_text(expected)])
+    head = ["operator", "shapes", *[f"`auto`, {regime}" for regime in REGIMES]]
+    head += [*[f"`{name}`, captured" for name in MIDDLE], "predicted / measured, captured"]
+    return table(head, rows)
+
+
+def _named_text(cases: Sequence[Case], name: str) -> str:
+    """Return the speed-ups of a schedule by name, with its best number of chunks."""
+    found = []
+    for case in cases:
+        times = [row["median"] for way, row in case["ms"]["captured"].items()
+                 if way.startswith(f"ficco {name} ")]  # fmt: skip
+        if times:
+            found.append(min(by_hand(case, "captured").values()) / min(times))
+    return spread_text(found) if found else "-"
+
+
 def chosen_table(document: Document) -> list[str]:
     """Return how often `auto` took each schedule, captured and eager."""
     counts: dict[str, dict[str, int]] = {}

@@ -56,7 +56,7 @@ def serial_loss(world: Document) -> float:
 
 
 def sending_table(document: Document) -> list[str]:
-    """Return the predicted gains of push_sm, by machine, operator and rows."""
+    """Return the predicted gains of kernels that send, by machine, operator and rows."""
     rows, heights = [], list[int]()
     for machine, cases in document["cases"].items():
         heights = sorted({case["m"] for case in cases})
