@@ -47,8 +47,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         pluginmanager.register(plugin)
     parser.addoption(
         "--require", action="append", default=[], metavar="WHAT",
-        help="fail instead of skipping where WHAT (torch, transformers, peft, megatron, torchrec, "
-        "chromium) is missing",
+        help="fail instead of skipping where WHAT (torch, transformers, peft, megatron, deepspeed, "
+        "torchrec, chromium) is missing",
     )  # fmt: skip
     parser.addoption(
         "--complete", action="store_true", help="run combinations, too, that CI leaves out"

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ficco.api.auto import AUTO
-from ficco.api.layers import dtensor, megatron
+from ficco.api.layers import autotp, dtensor, megatron
 from ficco.api.layers.choosing import check_schedule
 from ficco.api.layers.finding import Found
 from ficco.api.layers.layer import ATTRIBUTE, Layer, Left, Options, Ranks, Split, layer_of, ranks_of
@@ -94,10 +94,10 @@ def overlap(
     """Overlap the communication of a model's tensor-parallel layers with their GEMMs, in place.
 
     `overlap` finds linear layers that PyTorch's `parallelize_module`, a Hugging Face model's own
-    plan or `plan` has made parallel, and the layers of Megatron-Core. Column-parallel layers become
-    `all_gather_matmul` or `column_matmul`, row-parallel layers `matmul_reduce_scatter` or
-    `matmul_all_reduce`, forward and backward. The model computes the same values, except for the
-    order of sums. `ficco.explain(module)` describes the changes;
+    plan or `plan` has made parallel, and the layers of Megatron-Core and of DeepSpeed's AutoTP.
+    Column-parallel layers become `all_gather_matmul` or `column_matmul`, row-parallel layers
+    `matmul_reduce_scatter` or `matmul_all_reduce`, forward and backward. The model computes the
+    same values, except for the order of sums. `ficco.explain(module)` describes the changes;
     `ficco.restore(module)` undoes them. Call it on every rank, after the model is parallelized and
     before torch.compile.
 
@@ -254,6 +254,7 @@ def _search(
         answer = plans.look(name, module, splits, ranks.group)
         answer = answer or dtensor.look(name, module)
         answer = answer or megatron.look(name, module, ranks.group)
+        answer = answer or autotp.look(name, module, ranks.group)
         if isinstance(answer, Found):
             layers.append(answer)
             continue
@@ -349,7 +350,8 @@ def _check(
         raise InputError(
             "module: it has no tensor-parallel layer to overlap; parallelize it first "
             "(torch.distributed.tensor.parallel.parallelize_module, a Hugging Face tp_plan, "
-            "Megatron-Core), or name the layers that hold shards by plan={pattern: style}"
+            "Megatron-Core, DeepSpeed's AutoTP), or name the layers that hold shards by "
+            "plan={pattern: style}"
         )
     members = torch.distributed.get_process_group_ranks
     for entry in layers:

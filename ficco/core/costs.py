@@ -32,7 +32,7 @@ class Costs:
             known, so nothing is predicted for transport "sm".
         direct_us: extra time of a gather by stores over its launch, product and stores, if ranks
             signal by words; 0 if they signal by mailboxes.
-        pull_us: time of an all-reduce whose sums read peers' products, beyond its GEMM, its launch
+        pull_us: time of a call whose kernel reads peers' products, beyond its GEMM, its launch
             and the reads, with one shot; 0: not known, so nothing is predicted for such schedules.
         gated_gemm: duration of a gated GEMM over that of the library's, alone, at a depth of
             `curves.GATED_DEPTH`.

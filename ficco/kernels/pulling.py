@@ -67,8 +67,9 @@ def prepare(table: PullTable, places: Places, arrays: Arrays) -> Prepared:
     programs = max(1, min(items, _PROGRAMS, processors))
     dtypes = {"bias": table.dtype}
     return Prepared(
-        PULL, table, _arguments, fixed, programs, _WARPS, arrays, dtypes, finish=assuming("y")
-    )
+        PULL, table, _arguments, fixed, programs, _WARPS, arrays, dtypes,
+        fewest=max(1, min(programs, processors // (2 * table.world))), finish=assuming("y"),
+    )  # fmt: skip
 
 
 def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
@@ -84,9 +85,10 @@ def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
     check_rows("y", y)
     item = item_bytes(y)
     flat = stride(y, 0) == table.n or table.m == 1
-    # It divides the bounds of items and the rows of peers.
-    size = table.n if table.twice or any(each.row for each in table.taken) else table.m * table.n
-    size = table.n if table.moves else size
+    # It divides the bounds of items and the rows of peers. It is one kind of size on all ranks, as
+    # the kernels of a call are known from a few of them.
+    whole = table.made == table.m and not (table.twice or table.moves)  # all sum all rows
+    size = table.m * table.n if whole else table.n
     aligned = flat and size * item % ALIGN == 0 == address(y) % ALIGN
     return {
         "bias": y if bias is None else bias,

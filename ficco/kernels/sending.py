@@ -243,6 +243,7 @@ def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
     window, kept = x if window is None else window, ys[0] if kept is None else kept
     ways = {turned(w) for w in ws}
     way = ways.pop() if len(ways) == 1 else 2
+    way = way if outputs else 0
     b, block = ws[0], (fixed["DEEP"], fixed["COLS"])
     if way == 1:
         b, block = b.T, block[::-1]

@@ -1,4 +1,4 @@
-"""The device code of calls that send: a product whose programs store at peers, in one launch.
+"""The device code of calls that send: programs store rows or products at peers, in one launch.
 
 Programs are in the order of their work. A program of an earlier kind waits for none of a later
 kind, on any rank:
@@ -103,10 +103,12 @@ def _send(  # noqa: PLR0913
 ):  # fmt: skip
     """Copy this program's rows of each chunk of x to the peer that gets it; own rows to `kept`."""
     opened = _await(words, 0, tl.zeros((), tl.int64), gates, OPEN, stop, timeout_ns, WORLD, ON_GPU)
-    for group in tl.range(0, tl.where(opened != 0, groups, 0)):
+    for group in tl.range(0, groups):
         job = jobs + group * PLACE_FIELDS
-        first, top, rows = tl.load(job), tl.load(job + TARGET_ROW), tl.load(job + HEIGHT)
         peer = tl.load(job + AWAY)
+        allowed = (opened != 0) | (peer == rank)  # `kept` is of this call alone
+        first, top = tl.load(job), tl.load(job + TARGET_ROW)
+        rows = tl.where(allowed, tl.load(job + HEIGHT), 0)
         window, pitch = _window_at(places, peer, WORLD, x, BYTES), k.to(tl.int64)
         if peer == rank:
             window, pitch = tl.multiple_of(kept.to(x.dtype), BYTES), kept_stride
@@ -118,7 +120,7 @@ def _send(  # noqa: PLR0913
             here = x + (first + row).to(tl.int64)[:, None] * x_stride + col[None, :]
             there = window + (top + row).to(tl.int64)[:, None] * pitch + col[None, :]
             tl.store(there, tl.load(here, mask=inside), mask=inside)
-        total = tl.where(peer == rank, 0, senders)  # no signal says that own rows are kept
+        total = tl.where(allowed & (peer != rank), senders, 0)  # own rows have no signal
         of_peer = tl.full((), 1, tl.int64) << peer
         _count(counters, job, total, places, rank, of_peer, WORLD, ON_GPU)
 

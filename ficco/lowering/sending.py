@@ -66,9 +66,10 @@ def lower_sending(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
         check_axes(schedule, cut="rows", start="local_first", shots="two")
     gathers, shares = problem.flow.gathers, problem.flow.shares
     kept = [f"y{i}" for i, output in enumerate(problem.outputs) if output.axis == "gathered"]
-    keeps = schedule.moves and problem.world > 1
     if gathers:
         outputs, depth = _products(problem, rank), problem.k
+        # A rank without columns only sends rows, and waits for those of its peers.
+        keeps = schedule.moves and problem.world > 1 and any(names.n for names in outputs)
         buffers = _gathered(problem, rank, keeps and not kept)
         kept = kept or [KEPT] * keeps
     else:
@@ -89,7 +90,7 @@ def lower_sending(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     top = {"multiply": own.recv, "move": own.recv, "sum": 0, "share": first[rank]}
     table = SendTable(
         rank=rank, world=problem.world, n=0 if gathers else problem.n, k=depth,
-        dtype=problem.dtype, finish="keep" if keeps else problem.flow.finish,
+        dtype=problem.dtype, finish="keep" if gathers and keeps else problem.flow.finish,
         row=own.begin if own.rows else 0, rows=own.rows,
         top=top[problem.flow.finish] if own.rows else 0,
         sent=tuple([each for each in sent if each.rows]),

@@ -169,7 +169,7 @@ class _Encoder:
         entries = self.program.entries
         index_of = {entry.id: i for i, entry in enumerate(entries)}
         awaited = {name for entry in entries if entry.after for name in entry.after}
-        last = entries[-1] if entries else None  # a launch that is a whole call is the last entry
+        last = entries[-1] if entries else None  # a kernel behind products that it reads
         whole = isinstance(last, Launch) and isinstance(last.work, OneKernel)
         extra = len(entries)  # the next trace row that is no entry
         for i, entry in enumerate(entries):

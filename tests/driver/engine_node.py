@@ -175,6 +175,8 @@ def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iter
     ):
         output = Output((n,) * world, bias=rng.random() < 0.5)
         yield Problem(op, world, rows, k, (output,), dtype, depths=depths)
+    some = (Output((n, *(0,) * (world - 1))),)  # the other ranks have no columns
+    yield Problem("all_gather_matmul", world, uneven(m), k, some, dtype)
     splits = tuple(uneven(rng.randrange(1, most)) for _ in range(world))
     rows = tuple(sum(row) for row in splits)
     for op in ("all_to_all_matmul", "matmul_all_to_all"):

@@ -37,6 +37,7 @@ from ficco.program.passes.one_kernel_tables import table_of
 from ficco.program.tiling import Tile
 
 TILE = Tile(16, 32, 16, 4, 2, 2, 1, 1.0)
+_BLOCK = 64  # elements that a program reads of a peer at a time
 SPLITS = {2: ((3, 20), (0, 5)), 3: ((0, 17, 2), (4, 0, 1), (0, 0, 0))}
 
 
@@ -58,6 +59,7 @@ def problems(op: str, world: int) -> Iterator[Problem]:
         yield Problem(op, world, (5, 21, 0)[:world], 24, several, "bfloat16")
         other = replace(several[1], bias=False, operand_transposed=False)
         yield Problem(op, world, (9,) * world, 24, (*wide, other))
+        yield Problem(op, world, (19,) * world, 600, (Output((8,) * world),))
     else:
         depths = (16, 0, 9)[:world]
         rows = (23, 1, 0)[:world]
@@ -91,6 +93,8 @@ class Case:
         if isinstance(self.table, PullTable):
             made = pulling.prepare(self.table, windows.places, CPU)
             self.record, self.made = pulling.RECORD, made._replace(programs=1 + rank)
+            made.fixed["SIZE"] = _BLOCK  # so that programs take several
+            made.fixed["items"] = -(-self.table.m * self.table.n // _BLOCK)
         else:
             self.record = RECORD
             self.made = prepare(self.table, windows.places, CPU, TILE, senders=2)
@@ -168,15 +172,31 @@ def products(op: str, name: str = "push_sm") -> None:
         windows.run(calls)
 
 
-def giving_up(op: str) -> None:
+def left_alone(op: str) -> None:
+    """The same of a kernel beside a library's products."""
+    giving_up(op, "whole_sm")
+
+
+def giving_up(op: str, name: str = "push_sm") -> None:
     """Peers that do not come are told of; what they should send is NaN; nothing is released."""
     problem = list(problems(op, 2))[1]
     windows = Windows(2)
-    case = Case(windows, 1, problem, 2)
+    case = Case(windows, 1, problem, 2, name)
     case.told.stop.fill_(1)
-    operands = case.operands(oracle.inputs(problem, 0), 0)
+    arrays = oracle.inputs(problem, 0)
+    operands = case.operands(arrays, 0)
     call(case.made, operands, case.told)
     assert case.told.status.item()
+    if isinstance(case.table, PullTable):
+        assert bool(operands["y0"].isnan().all())
+        assert windows.words(0, 0)[FREE + 1] == 1 and not case.made.fixed["gates"].any()
+        return
+    if case.table.finish == "keep":  # own rows have come, those of peers have not
+        own = slice(case.table.top, case.table.top + case.table.rows)
+        kept = operands[case.table.kept]
+        assert torch.equal(kept[own], as_torch(arrays[1]["x"])[case.table.row :][: case.table.rows])
+        case.multiply_kept(operands)
+        assert bool(operands["y0"][: case.table.top].isnan().all()) or not case.table.top
     assert any(bool(operands[b.name].isnan().any()) for b in case.results if b.role == "output")
     assert windows.words(0, 0)[FREE + 1] == 1, "the window is not released"
     left: Prepared = case.made
@@ -223,7 +243,12 @@ SUBJECTS = {
     for subject in (products, giving_up)
     for op in OPERATORS
 } | {"described": described}
-SUBJECTS |= {f"moved.{op}": partial(moved, op) for op in OPERATORS if op != "matmul_all_reduce"}
+SUBJECTS |= {
+    f"{subject.__name__}.{op}": partial(subject, op)
+    for subject in (moved, left_alone)
+    for op in OPERATORS
+    if op != "matmul_all_reduce"
+}
 
 if __name__ == "__main__":
     run_named(SUBJECTS)

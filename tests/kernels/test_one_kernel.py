@@ -24,7 +24,9 @@ MOVING = [name for name in registry.names() if "whole_sm" in registry.get(name).
         *(product(("all_reduce", "gather", "pool", "pull"), ("giving_up", "refusals", "assembly"))),
         ("sending", "described"),
         *product(("sending",), [f"{subject}.{op}" for subject in SUBJECTS for op in SENDING]),
-        *product(("sending",), [f"moved.{op}" for op in MOVING]),
+        *product(
+            ("sending",), [f"{each}.{op}" for each in ("moved", "left_alone") for op in MOVING]
+        ),
     ],
 )
 def test_it_is_right(worker: str, subject: str, tmp_path: Path, torch: object) -> None:

@@ -16,12 +16,14 @@ import pytest
 
 from ficco.cli.packing import building, grid, ordering
 from ficco.core.errors import EngineError
+from ficco.core.machine import Machine
 from ficco.engine.wanted import DescribedKernels, launches_in
 from ficco.kernels import pack, sources
 from ficco.kernels.arrays import Address, Described, DescribedArrays
 from ficco.kernels.declarations import KERNELS
 from ficco.kernels.variants import Launch, Variant, is_aligned, passed, variant_of
 from ficco.lowering import lower_rank
+from ficco.operators import OPERATORS
 from ficco.operators.problem import Output, Problem
 from ficco.plan.schedule import Schedule
 
@@ -397,3 +399,16 @@ def test_it_has_the_pooling_of_all_ranks(counts: tuple[int, ...]) -> None:
         for launch in launches_in(plan, DescribedKernels(90, 132)):
             assert launch.arguments["EDGE"] == 8, f"rank {rank} moves single elements"
             assert pack.has(variant_of(launch), 90), f"rank {rank}"
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if "whole_sm" in Schedule.names(op)])
+@pytest.mark.parametrize("world", [2, 8])
+def test_the_pack_has_the_kernels_that_move_rows(op: str, world: int) -> None:
+    problem = Problem.chunked(op, world, 64 * world, 512, 512 * world, "bfloat16")
+    schedule = Schedule.named("whole_sm").resolve(world, Machine.named("cuda"))
+    for rank in range(world):
+        plan = lower_rank(problem, schedule, rank)
+        launches = list(launches_in(plan, DescribedKernels(90, 132)))
+        assert launches
+        for launch in launches:
+            assert pack.opened(90).has(variant_of(launch)), (rank, launch.arguments["WORLD"])

@@ -1,7 +1,7 @@
 """A rank that overlaps models of other libraries.
 
-python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft` or
-`megatron`.
+python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft`,
+`megatron` or `deepspeed`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 import ficco
 
 sys.path.insert(0, str(Path(__file__).parent))
+from autotp_check import autotp_layers, autotp_left
 from megatron_check import megatron_layers
 
 
@@ -229,6 +231,34 @@ def megatron(rank: int, world: int, folder: Path) -> None:
         )
 
     megatron_layers(rank, world, layers, config)
+
+
+def deepspeed(rank: int, world: int, folder: Path) -> None:
+    """The layers of DeepSpeed's AutoTP, with collectives of PyTorch: its own need compiled code."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from deepspeed.comm import comm
+    from deepspeed.module_inject import layers
+
+    sums = dict.fromkeys(("all_reduce", "inference_all_reduce"), dist.all_reduce)
+    sizes = {name: getattr(dist, name) for name in ("get_rank", "get_world_size")}
+    layers.dist = comm.cdb = SimpleNamespace(**sums, **sizes, is_initialized=lambda: True)
+
+    def made(kind: Any) -> Any:
+        def layer(weight: Any, bias: Any, group: Any, **more: Any) -> Any:
+            linear = torch.nn.Linear(world * 8, world * 8, bias=bias is not None)
+            found = kind(linear, mp_group=group, name="layer", **more)
+            for name, value in (("weight", weight), ("bias", bias)):
+                if value is not None:
+                    setattr(found, name, torch.nn.Parameter(value.clone()))
+            return found
+
+        return layer
+
+    names = ("LinearLayer", "LinearAllreduce", "LmHeadLinearAllreduce")
+    given = SimpleNamespace(**{name: made(getattr(layers, name)) for name in names})
+    # With a bias its own row layer fails where gradients are recorded: it adds in place to a view.
+    autotp_layers(rank, world, given, biases=(False,))
+    autotp_left(given)
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ RUNS = (
     OneRun(
         "two ranks", "overlap_worker.py", 2,
         "forms", "guesses", "sharing", "apart", "checkpoints", "training", "options", "identity",
-        "by_plan", "by_name", "copies", "deep", "megatron", "refusals", "schedules", "not_shards",
-        "half_way", "keeps_gather", "parametrized", "brought", "traced", "uneven", "disabled",
-        "serving", "alone", "entries", "summed", "adapters", "shallow",
+        "by_plan", "by_name", "copies", "deep", "megatron", "autotp", "refusals", "schedules",
+        "not_shards", "half_way", "keeps_gather", "parametrized", "brought", "traced", "uneven",
+        "disabled", "serving", "alone", "entries", "summed", "adapters", "shallow",
     ),
     OneRun(
         "compiled", "overlap_worker.py", 2,
@@ -23,7 +23,7 @@ RUNS = (
     ),
     OneRun(
         "four ranks", "overlap_worker.py", 4,
-        "forms", "by_plan", "uneven", "sharded", "sharded_by_plan", "not_shards",
+        "forms", "by_plan", "uneven", "autotp", "sharded", "sharded_by_plan", "not_shards",
     ),
     OneRun(
         "measures", "overlap_worker.py", 2,
@@ -56,6 +56,7 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
         ("families", 2, "transformers", ("transformers", "accelerate")),
         ("peft", 2, "peft", ("transformers", "accelerate", "peft")),
         ("megatron", 2, "megatron", ("megatron.core",)),
+        ("deepspeed", 2, "deepspeed", ("deepspeed",)),
     ],
 )
 def test_other_libraries(

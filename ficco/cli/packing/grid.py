@@ -102,6 +102,7 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
         for world in coverage.worlds:
             yield from _reduces(kernels, world, dtype)
             yield from _pulls(kernels, world, dtype)
+            yield from _keeps(kernels, world, dtype)
             yield from _gathers(kernels, world, dtype)
             for turned in (True, False):
                 yield from _sends(kernels, world, dtype, turned)

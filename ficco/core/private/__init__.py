@@ -7,5 +7,5 @@ the installed release lacks; `ficco doctor` shows them.
 `ficco.core.private.torch_core`: names for the path of a call.
 `ficco.core.private.torch_layers`: names of modules and DTensors, for models.
 `ficco.core.private.triton_core`: names of Triton, for kernels that the pack lacks.
-`ficco.core.private.frameworks`: names of Megatron-Core and Hugging Face.
+`ficco.core.private.frameworks`: names of Megatron-Core, Hugging Face and others.
 """

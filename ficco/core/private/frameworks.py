@@ -1,4 +1,4 @@
-"""Private attributes of Megatron-Core's, Hugging Face's and PEFT's objects, read by name.
+"""Private attributes of Megatron-Core's, Hugging Face's, PEFT's and DeepSpeed's objects, by name.
 
 If an attribute is absent, `getattr` and `get` return None.
 """
@@ -24,6 +24,9 @@ have plans, too. Without them the user passes `plan=` and `group=`.
 
 HOOKED = "_is_hooked"
 """Attribute of a module to which transformers has applied an entry of a plan."""
+
+ZERO_SHARD = "ds_id"
+"""Attribute of a parameter that DeepSpeed's ZeRO-3 holds in shards."""
 
 BASE_LAYER = "base_layer"
 """The child of a PEFT adapter that is the layer which the adapter replaced."""

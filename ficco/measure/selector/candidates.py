@@ -125,7 +125,7 @@ def points(  # noqa: PLR0913 - a point depends on as many facts
         alone: whether kernels may wait for peers' kernels.
         stores: the `shots` of one launch that multiplies and stores at peers: "" if it does not
             apply, as rows are not few (`are_few`), "both", or "two" if they are too many for one.
-        pulls: the same of sums that read peers' products.
+        pulls: the same of one kernel that reads peers' products, and sums or moves them.
         sends: whether one launch may send rows, or products by rows.
     """
     schedules = [serial(world, machine)]

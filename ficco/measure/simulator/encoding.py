@@ -416,6 +416,8 @@ class Encoder:
             before = len(self.actions)
             if at == 0:
                 self._delay(1e3 * begin_us)
+            if step.kind == "wait" and isinstance(table, SendTable) and table.finish == "keep":
+                ahead_ns = 0.0  # the copies that follow begin when rows have arrived
             if step.kind in _OF_SIGNALS:
                 self._store(_OF_SIGNALS[step.kind], step.signals)
             elif step.kind == "copy":
