@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ficco.lowering.sending import sends
+from ficco.operators import registry
 from ficco.plan.schedule import Schedule
 
 __all__ = [
@@ -208,7 +210,8 @@ def check_document(line: Line, done: Done, ranks: int) -> dict[str, Any]:
 def rows_of(op: str, engine: str = "cuda") -> list[str]:
     """Return the schedules that `--schedule all` runs for many rows, in order."""
     if engine == "host":
-        return [name for name in rows_of(op) if name != "push_sm"]
+        flow = registry.get(op).flow
+        return [name for name in rows_of(op) if not sends(Schedule.named(name), flow)]
     none = ("gated_1d", "uniform_fused_2d") if op == "embedding_all_to_all" else ()
     names = [name for name in Schedule.names(op) if name not in none]
     return [name for name in names if not Schedule.named(name).for_few_rows]

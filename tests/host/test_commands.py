@@ -463,12 +463,11 @@ class TestProcesses:
         assert codes == [0, 0, 0], [path.read_text() for path in tmp_path.glob("told*.txt")]
         documents = [json.loads(line) for line in (tmp_path / "said0.txt").open()]
         assert [document["op"] for document in documents] == list(OPERATORS)
-        for document in documents:
+        for op, document in zip(OPERATORS, documents, strict=True):
             assert all(row["ok"] for row in document["results"])
-            named = [Schedule.named(name) for name in Schedule.names(document["op"])]
-            flow = registry.get(document["op"]).flow
+            flow, named = registry.get(op).flow, map(Schedule.named, Schedule.names(op))
             names = {each.name for each in named if not (each.stores or sends(each, flow))}
-            if document["op"] == "embedding_all_to_all":
+            if op == "embedding_all_to_all":
                 names = (names - {"uniform_fused_2d"}) | {"pool_sm"}
             assert {row["schedule"] for row in document["results"]} == names
 

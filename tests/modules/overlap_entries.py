@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import autotp_double
 import torch
+from autotp_check import autotp_layers, autotp_left
 from overlap_results import close, refused
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -205,4 +207,10 @@ def shallow(mesh: DeviceMesh) -> None:
     close(layer(net.up(x)), net.down(net.up(x)), "a copy of a layer that was restored")
 
 
-CHECKS = {check.__name__: check for check in (entries, summed, adapters, shallow)}
+def autotp(mesh: DeviceMesh) -> None:
+    """Stand-ins for the layers of DeepSpeed's AutoTP."""
+    autotp_layers(mesh.get_local_rank(), mesh.size(), autotp_double)
+    autotp_left(autotp_double)
+
+
+CHECKS = {check.__name__: check for check in (entries, summed, adapters, shallow, autotp)}

@@ -33,9 +33,7 @@ from ficco.operators.functions import as_matrix
 from ficco.runtime.bound import BOUND_PROGRAMS
 
 sys.path.insert(0, str(Path(__file__).parent))
-import autotp_double
 import megatron_double
-from autotp_check import autotp_layers, autotp_left
 from llama import Llama, Mlp, plain, sequence
 from megatron_check import megatron_layers
 from overlap_results import Counted, close, forms, gradients, model, refused, tokens, whole
@@ -426,12 +424,6 @@ def megatron(mesh: DeviceMesh) -> None:
         raise AssertionError("a weight of another shape was taken")
 
 
-def autotp(mesh: DeviceMesh) -> None:
-    """Stand-ins for the layers of DeepSpeed's AutoTP."""
-    autotp_layers(mesh.get_local_rank(), mesh.size(), autotp_double)
-    autotp_left(autotp_double)
-
-
 def sharded(mesh: DeviceMesh) -> None:
     """Tensor parallelism within FSDP, overlapped before or after it, as without ficco."""
     grid = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("dp", "tp"))
@@ -503,6 +495,6 @@ CHECKS = {
     check.__name__: check
     for check in (
         options, identity, uneven, refusals, half_way, by_plan, by_name, copies,
-        deep, alone, disabled, serving, megatron, autotp, sharded, sharded_by_plan,
+        deep, alone, disabled, serving, megatron, sharded, sharded_by_plan,
     )
 }  # fmt: skip

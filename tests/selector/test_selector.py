@@ -248,8 +248,7 @@ def test_launches_that_send_are_considered_where_their_speed_is_measured(op: str
     shipped = Machine.named("h200x4")
     assert shipped.costs.sending_gemm == 0
     measured = replace(shipped, costs=replace(shipped.costs, sending_gemm=1.1))
-    few = op in ("matmul_all_reduce", "all_gather_matmul")  # others have no kernel for few rows
-    for m, wanted in ((512, True), (8, not few)):
+    for m, wanted in ((512, True), (8, op not in ("matmul_all_reduce", "all_gather_matmul"))):
         problem = Problem.chunked(op, 4, m, 4096, 8192, "bfloat16")
         for machine, known in ((shipped, False), (measured, True)):
             found = selector.candidates(facts_of(problem), machine)

@@ -116,7 +116,7 @@ def test_few_rows_have_points_of_their_own(op: str) -> None:
     assert own and own <= {point.name for point in few.points}
     assert not own & {point.name for point in many.points}
     pulling = {schedule.name for schedule in named if schedule.moves}
-    assert len(pulling) == 2 * (op == "matmul_all_reduce")
+    assert len(pulling) == (2 if op == "matmul_all_reduce" else 1)
     assert pulling <= {point.name for point in many.points if not point.reason}
 
 

@@ -189,7 +189,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _check(problem: Problem, schedule: Schedule, machine: Machine, regime: str) -> None:
-    check_predicted(schedule, machine)
+    check_predicted(problem, schedule, machine)
     machine.check_rated(None if problem.flow.pools else problem.dtype)
     if regime not in REGIMES:
         raise InputError(

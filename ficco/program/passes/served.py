@@ -11,13 +11,14 @@ from ficco.program.passes import compile_plan
 from ficco.program.target import LIBRARY, cuda_target, hip_target
 
 
-def check_predicted(schedule: Schedule, machine: Machine) -> None:
+def check_predicted(problem: Problem, schedule: Schedule, machine: Machine) -> None:
     """Refuse a schedule whose main cost a machine's profile does not have.
 
     Raises:
         ScheduleError: the message names the cost.
     """
-    if schedule.moves and machine.engine != "host" and not machine.costs.pull_us:
+    pulls = schedule.moves and not problem.flow.gathers
+    if pulls and machine.engine != "host" and not machine.costs.pull_us:
         raise ScheduleError(
             f"schedule {schedule.name!r} cannot be predicted for machine {machine.name!r}: its "
             "profile lacks costs.pull_us, which `ficco doctor --profile` measures"
@@ -37,7 +38,7 @@ def check_served(lowered: Lowered, engine: str | None, predicted: Machine | None
             cost.
     """
     if predicted is not None:
-        check_predicted(lowered.schedule, predicted)
+        check_predicted(lowered.problem, lowered.schedule, predicted)
     plan = lowered.rank(0)
     if engine not in ("host", None) and lowered.is_collective:
         compile_plan(plan, LIBRARY)
