@@ -10,6 +10,7 @@ import ctypes
 import importlib.metadata
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -171,7 +172,10 @@ def test_kernels_in_python_acquire(hip: Hip) -> None:
     def word_of(parameter: int) -> ctypes.c_uint32:
         return ctypes.c_uint32.from_address(ctypes.c_uint64.from_address(parameter).value)
 
+    begun = threading.Event()  # a kernel that starts behind the copies has acquired them
+
     def wait_and_read(parameters: list[int], _: tuple[int, ...]) -> None:
+        begun.set()
         while word_of(parameters[1]).value == 0:
             time.sleep(0.001)
         seen.append(word_of(parameters[0]).value)
@@ -180,7 +184,7 @@ def test_kernels_in_python_acquire(hip: Hip) -> None:
 
     running, copying = hip.stream(), hip.stream()
     hip.launch(control.kernel([8, 8], wait_and_read), running, data, word)
-    time.sleep(0.02)
+    assert begun.wait(10)
     for target in (data, word):
         hip.copy(target, source, 1, copying)
     hip.hipStreamSynchronize(running)
