@@ -59,6 +59,8 @@ _MARKS = {
     "two_shot_pull": Mark("#843c39", "H"),
     "gather_sm": Mark("#3d7c6b", "*", 1.6),
     "pool_sm": Mark("#2f4b7c", "*", 1.6),
+    "push_sm": Mark("#a05195", "<"),
+    "whole_sm": Mark("#b8860b", ">"),
     "auto": Mark("#5a5a5a", "d"),
 }
 _OTHERS = (Mark("#5a5a5a", "<"), Mark("#5a5a5a", ">"), Mark("#5a5a5a", "h"), Mark("#5a5a5a", "8"))
