@@ -190,7 +190,7 @@ def request_from(
             schedule = schedule.resolve(problem.world, machine)
             if one_of_all and machine.engine == "host" and sends(schedule, problem.flow):
                 raise ScheduleError(
-                    "the kernel that sends rows also multiplies, or waits; on the host, threads do"
+                    "it is a kernel of GPUs that sends rows; on the host, threads would do its work"
                 )
             each = lowered.get(schedule) or Lowered(problem, schedule)
             if simulated:

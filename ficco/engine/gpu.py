@@ -71,7 +71,7 @@ class BoundProgram(bound_program.BoundProgram):
             window.recent.append(self._launches)
         # Slots of buffers that are passed to a call or allocated for it.
         own = [(name, slot) for (rank, name), slot in encoded.slots.items() if rank == program.rank]
-        # A kernel that runs a whole call has its workspaces in registers; a library may read one.
+        # A kernel that runs a whole call needs no memory for workspaces that no library reads.
         works = [launch.work for launch in program.launches]
         read = {r.buffer for work in works if isinstance(work, Gemm) for r in operands_of(work)}
         whole = any(isinstance(work, OneKernel) for work in works)

@@ -85,8 +85,8 @@ def _arguments(prepared: Prepared, operands: Operands) -> dict[str, Any]:
     check_rows("y", y)
     item = item_bytes(y)
     flat = stride(y, 0) == table.n or table.m == 1
-    # It divides the bounds of items and the rows of peers. It is one kind of size on all ranks, as
-    # the kernels of a call are known from a few of them.
+    # `size` divides the first elements of items and of peers' rows. All ranks use the same rule,
+    # because the kernels of a call are chosen from the sizes of a few ranks.
     whole = table.made == table.m and not (table.twice or table.moves)  # all sum all rows
     size = table.m * table.n if whole else table.n
     aligned = flat and size * item % ALIGN == 0 == address(y) % ALIGN

@@ -47,7 +47,7 @@ from ficco.program.tiling import Tile, choose_tile
 # Programs that copy rows of x to peers. 64 that each have 16 KiB in flight nearly fill a link;
 # twice as many have the device to themselves if a library multiplies.
 _SENDERS = {"multiply": 64, "keep": 128}
-# Of a call without products: what a program copies out of the window at a time.
+# What a program copies out of the window at a time, in a call whose products a library makes.
 _MOVED = Tile(32, 256, 64, 8, 3, 1, 1, 1.0)
 # Fields of a row of jobs, see `tile_product`.
 _PART, _AWAITED, _RAISED, _PEER, _ROW, _FIELDS = 5, 6, 7, 9, 10, 11
@@ -168,7 +168,7 @@ def prepare(
     """Prepare a table for launches on a window.
 
     tile: of the products; by default `choose_tile` chooses it. senders: programs that copy rows of
-    x; by default a few.
+    x; by default those of `_SENDERS`.
     """
     item, processors = ELEMENT_BYTES[table.dtype], arrays.processors or 1
     gathers, parts = not table.sends_products, _parts_of(table)

@@ -40,6 +40,7 @@ def look(name: str, module: Module, group: Any) -> Found | Left | None:
 
 def _why_unfit(module: Any, cls: type) -> str:
     """Return why a layer cannot be overlapped, or an empty string."""
+    parameters = parameters_of(module).values()
     if type(module) is not cls:
         return f"{class_name(module)} has a forward of its own"
     if "forward" in module.__dict__:
@@ -48,8 +49,7 @@ def _why_unfit(module: Any, cls: type) -> str:
         return "defer_collectives_to_compiler leaves its sums to DeepSpeed's compiler"
     if getattr(module, "gather_output", False):
         return "it gathers its output"
-    given: Any = module  # mypy takes it for an object after the comparison of types
-    if any(hasattr(each, ZERO_SHARD) for each in parameters_of(given).values()):
+    if any(hasattr(each, ZERO_SHARD) for each in parameters):
         return "ZeRO-3 holds its weight in shards, and gathers it for each call"
     return ""
 
