@@ -150,7 +150,7 @@ struct Sent {
 
 void lasts(double found_ms, double expected_ms) {
     CHECK_LE(expected_ms - 0.05, found_ms);
-    CHECK_LE(found_ms, expected_ms + 200.0);
+    CHECK_LE(found_ms, expected_ms + 1000.0);  // a busy machine may stop a thread for that long
 }
 
 void check_lasts(Fabric::Per per, double gbps, const std::vector<Sent>& sent) {
