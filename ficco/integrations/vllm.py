@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from ficco.api.arguments import process_group
 from ficco.api.auto import AUTO
 from ficco.api.layers.layer import ATTRIBUTE
 from ficco.core.logs import log
@@ -31,7 +30,7 @@ from ficco.core.settings import switch
 from ficco.integrations.serving import announce, check_equal, log_layers, overlap_rows
 
 FLAG = "FICCO_VLLM"
-_CALL = "ficco_call"  # attribute of an overlapped layer: the group's name, and the least tokens
+_CALL = "ficco_call"  # attribute of an overlapped layer: group, first and least of `_row`
 Module = torch.nn.Module
 Tensor = torch.Tensor
 
@@ -66,14 +65,15 @@ def _subclass(base: Any) -> type:
     class FiccoRowParallelLinear(base):  # type: ignore[misc]
         """A row-parallel layer, overlapped if it has the attribute of `_CALL`."""
 
-        ficco_call: tuple[str, int] | None = None
+        ficco_call: tuple[str, bool, int] | None = None
 
         def forward(self, input_: Tensor) -> Any:
             """Return what vLLM's layer returns."""
             if self.ficco_call is None:
                 return super().forward(input_)
-            rows = math.prod(input_.shape[:-1])
-            if not torch.compiler.is_compiling() and _are_few(rows, self.ficco_call[1]):
+            *_, least = self.ficco_call
+            traced = torch.compiler.is_compiling()
+            if not traced and _are_few(math.prod(input_.shape[:-1]), least):
                 return super().forward(input_)
             bias = None if self.skip_bias_add else self.bias
             y = torch.ops.ficco.vllm_row(input_, self.weight, bias, *self.ficco_call)
@@ -84,12 +84,24 @@ def _subclass(base: Any) -> type:
     return FiccoRowParallelLinear
 
 
-def _row(x: Tensor, weight: Tensor, bias: Tensor | None, group: str, least: int) -> Tensor:
-    """Sum all ranks' products of x [..., k_r] and weight [n, k_r]; return [..., n]."""
+def _row(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: str, first: bool, least: int
+) -> Tensor:
+    """Sum all ranks' products of x [..., k_r] and weight [n, k_r]; return [..., n].
+
+    Ranks share compiled code of equal calls, so nothing but the arguments may differ between them.
+
+    Args:
+        x: this rank's input.
+        weight: this rank's weight.
+        bias: [n] or None, added once.
+        group: the name of the group.
+        first: whether this is rank 0, which adds the bias in vLLM's way.
+        least: the least number of tokens of an overlapped call.
+    """
     if _are_few(math.prod(x.shape[:-1]), least):
-        if torch.distributed.get_rank(process_group(group)):
-            bias = None
-        y: Tensor = resolve(names.VLLM_ALL_REDUCE)(torch.nn.functional.linear(x, weight, bias))
+        y: Tensor = torch.nn.functional.linear(x, weight, bias if first else None)
+        y = resolve(names.VLLM_ALL_REDUCE)(y)
         return y
     flat = x.reshape(-1, x.shape[-1])
     y = torch.ops.ficco.matmul_all_reduce([flat], [weight.t()], bias, group, AUTO, None)
@@ -112,7 +124,7 @@ def _are_few(rows: int | torch.SymInt, least: int) -> bool:
 
 torch.library.define(
     "ficco::vllm_row",
-    "(Tensor x, Tensor weight, Tensor? bias, str group, int least) -> Tensor",
+    "(Tensor x, Tensor weight, Tensor? bias, str group, bool first, int least) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 torch.library.impl("ficco::vllm_row", "CompositeImplicitAutograd", _row)
@@ -175,10 +187,11 @@ def _overlap(worker: Any) -> None:
     if least:
         if endpoints is not None and least > 1:  # ranges of tokens with one choice each
             config.compilation_config.compile_ranges_endpoints = sorted({*endpoints, least - 1})
-        hashed["ficco"] = f"{FLAG} {least}"  # vLLM keeps compiled models by a hash of this
+        # vLLM keeps compiled models by a hash of its configuration.
+        hashed["ficco"] = f"{FLAG}, group {group.group_name}, {least} tokens"
         for layer in layers:
             if ATTRIBUTE in layer.__dict__:
-                setattr(layer, _CALL, (group.group_name, least))
+                setattr(layer, _CALL, (group.group_name, tp.rank_in_group == 0, least))
     if tp.rank_in_group == 0:
         log_layers("vLLM", len(layers), least, tokens, left)
 

@@ -171,9 +171,11 @@ def tokens(framework: Any, world: int) -> None:
     told = f"2 of 2 row layers overlap the GEMM with the all-reduce, in calls of {FUSED + 1} to"
     assert dist.get_rank() or told in line, line
     assert config.compilation_config.compile_ranges_endpoints == [FUSED, TOKENS]
-    assert config.additional_config == {"ficco": f"{FLAG} {FUSED + 1}"}
     groups = import_module("vllm.distributed.parallel_state")
-    assert ficco.window_bytes(groups.get_tp_group().device_group) > 0, "no window was sized"
+    group = groups.get_tp_group().device_group
+    wanted = f"{FLAG}, group {group.group_name}, {FUSED + 1} tokens"
+    assert config.additional_config == {"ficco": wanted}
+    assert ficco.window_bytes(group) > 0, "no window was sized"
 
 
 def forms(framework: Any, world: int) -> None:
@@ -255,31 +257,52 @@ def left(framework: Any, world: int) -> None:
 def traced(framework: Any, world: int) -> None:
     """Compilers decompose a layer once for each range of tokens, with no guard on their number."""
     passes = import_module("vllm.compilation.passes.inductor_pass")
-    layer = row()
-    started(layer, fusing(framework))
-    x = torch.randn(TOKENS, 2 * WIDTH // world)
-    wanted = layer(x)[0]
-    for span, ours in (((1, FUSED), False), ((FUSED + 1, TOKENS), True), ((1, TOKENS), False)):
+    layer, x = row(), torch.randn(TOKENS, 2 * WIDTH // world)
+
+    def graph_of(start: int, end: int) -> list[str]:
         graphs: list[Any] = []
 
-        def keep(graph: Any, _: Any, graphs: list[Any] = graphs) -> Any:
+        def keep(graph: Any, _: Any) -> Any:
             graphs.append(graph)
             return graph.forward
 
         torch._dynamo.reset()
         torch._dynamo.mark_dynamic(x, 0)
-        compiled = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
-        with passes.pass_context(SimpleNamespace(start=span[0], end=span[1])), torch.no_grad():
-            y = compiled(x)[0]
-        names = {str(node.target) for node in graphs[0].graph.nodes}
-        assert ("ficco.matmul_all_reduce.default" in names) == ours, (span, names)
-        assert any("vllm.all_reduce" in name for name in names) != ours, (span, names)
-        assert len(graphs) == 1 and torch.allclose(y, wanted, atol=1e-5)
+        net = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+        with passes.pass_context(SimpleNamespace(start=start, end=end)), torch.no_grad():
+            assert torch.allclose(net(x)[0], layer(x)[0], atol=1e-5)
+        assert len(graphs) == 1
+        return [str(n.target) for n in graphs[0].graph.nodes if n.op == "call_function"]
+
+    wanted, stock = layer(x)[0], graph_of(1, TOKENS)
+    assert any("vllm.all_reduce" in name for name in stock), stock
+    started(layer, fusing(framework))
+    assert graph_of(1, FUSED) == graph_of(1, TOKENS) == stock
+    ours = graph_of(FUSED + 1, TOKENS)
+    assert "ficco.matmul_all_reduce.default" in ours and not any("vllm" in name for name in ours)
     torch._dynamo.reset()
     eager = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
     with torch.no_grad():
         for count in (TOKENS, 1, FUSED, FUSED + 1):
             assert torch.allclose(eager(x[:count])[0], wanted[:count], atol=1e-5), count
+
+
+def compiled(framework: Any, world: int) -> None:
+    """By vLLM's own compiler, with its cache of compiled models empty, and full."""
+    config = framework.compiling(dist.get_rank())
+    x = torch.randn(config.scheduler_config.max_num_batched_tokens, 2 * WIDTH // world)
+    with framework.running(config):
+        layer = row()
+        stock = layer(x)[0] + 1
+        started(layer, config)
+        least = layer.ficco_call[-1]
+        assert config.compilation_config.compile_ranges_endpoints == [least - 1, len(x)]
+        for state in ("empty", "full"):
+            net = framework.compiled(layer, config)
+            for count in (len(x), least, least - 1):
+                net(x[:count])
+                assert torch.allclose(net(x[:count]), stock[:count], atol=1e-5), (state, count)
+                assert overlapped(net, x[:count]) == (count >= least), (state, count)
 
 
 def flags(rank: int, world: int) -> None:
@@ -318,8 +341,10 @@ def main() -> None:
         else:
             register()  # a second load changes nothing
             groups.initialize_model_parallel(world)
+            groups.get_tp_group().use_custom_op_call = True  # as on GPUs
             logging.getLogger("ficco").setLevel("INFO")
-            for check in (tokens, forms, left, traced):
+            checks = [tokens, forms, left, traced]
+            for check in checks + [compiled] * (what == "real"):
                 begun = time.perf_counter()
                 with torch.no_grad():
                     check(framework, world)
