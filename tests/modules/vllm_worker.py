@@ -124,16 +124,19 @@ class Model(torch.nn.Module):
 
 def started(model: torch.nn.Module, config: Any) -> Any:
     """Start a worker with a model as vLLM does; return the line that the plugin logs."""
-    measured = []
+    measured: list[int] = []
+    group = import_module("vllm.distributed.parallel_state").get_tp_group().device_group
     worker = SimpleNamespace(
         vllm_config=config, model_runner=SimpleNamespace(get_model=lambda: model),
-        init_device=lambda: None, determine_available_memory=lambda: measured.append(1) or 7,
+        init_device=lambda: None,
+        determine_available_memory=lambda: measured.append(ficco.window_bytes(group)) or 7,
     )  # fmt: skip
     wrapper = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase()
     wrapper.worker, wrapper.vllm_config = worker, config
     wrapper.init_device()
     said.clear()
-    assert wrapper.worker.determine_available_memory() == 7 and measured == [1]
+    assert wrapper.worker.determine_available_memory() == 7
+    assert measured == [ficco.window_bytes(group)]
     assert len(said) == (dist.get_rank() == 0), said
     return said[0] if said else ""
 
@@ -164,18 +167,18 @@ def tokens(framework: Any, world: int) -> None:
     with torch.no_grad():
         stock = [model(words) for words in calls]
         line = started(model, config)
+        group = import_module("vllm.distributed.parallel_state").get_tp_group().device_group
+        sized = ficco.window_bytes(group)
         assert all(map(torch.equal, stock, map(model, calls)))
         for count in (0, 1, FUSED, FUSED + 1, TOKENS):
             x = torch.randn(count, 2 * WIDTH // world)
             assert overlapped(model.down[0], x) == (count > FUSED), count
+    assert 0 < sized == ficco.window_bytes(group), "a call has grown a window"
     told = f"2 of 2 row layers overlap the GEMM with the all-reduce, in calls of {FUSED + 1} to"
     assert dist.get_rank() or told in line, line
     assert config.compilation_config.compile_ranges_endpoints == [FUSED, TOKENS]
-    groups = import_module("vllm.distributed.parallel_state")
-    group = groups.get_tp_group().device_group
     wanted = f"{FLAG}, group {group.group_name}, {FUSED + 1} tokens"
     assert config.additional_config == {"ficco": wanted}
-    assert ficco.window_bytes(group) > 0, "no window was sized"
 
 
 def forms(framework: Any, world: int) -> None:
