@@ -70,48 +70,56 @@ def _words(facts: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
-def overlap_rows(
-    model: Module, judge: Callable[[Module], str | None], group: Any, tokens: int, kept: int
-) -> tuple[int, list[Left]]:
-    """Attach a Layer to the row layers of a model that gain, and size windows for them.
+def row_layer(name: str, module: Module, group: Any, **facts: Any) -> Layer:
+    """Return the Layer of a row-parallel module; `facts` are further ones of a Layer."""
+    return _layer(name, module, "row", group, **facts)
 
-    A collective call of the group.
+
+def column_layer(name: str, module: Module, group: Any) -> Layer:
+    """Return the Layer of a column-parallel module whose input is split by rows."""
+    return _layer(name, module, "column", group, input_dim=0, gathers=True)
+
+
+def _layer(name: str, module: Module, kind: str, group: Any, **facts: Any) -> Layer:
+    options = Options(AUTO, save_gathered=False, contiguous=False)
+    return Layer(name, type(module).__name__, kind, ranks=Ranks(group), options=options, **facts)
+
+
+def attach_layers(
+    model: Module, look: Callable[[str, Module], Layer | Left | None], tokens: int, kept: int
+) -> tuple[int, list[Left]]:
+    """Attach Layers to the modules of a model that gain, and size windows for them.
+
+    A collective call of the layers' group.
 
     Args:
         model: with its weights on their device.
-        judge: returns why a layer is left, "" for one that is taken, None for other modules.
-        group: the ProcessGroup of tensor parallelism.
+        look: returns a Layer, or why a module is left; None for other modules.
         tokens: of the largest call.
         kept: calls of so many tokens or fewer are the framework's in any case.
 
     Returns:
         The least number of tokens of an overlapped call, 0 if none is; the layers that are left.
     """
-    taken: list[tuple[str, Any, str]] = []
-    left: list[tuple[str, Any, str]] = []
-    for name, module in model.named_modules():
-        if (why := judge(module)) is not None:
-            (left if why else taken).append((name, module, why))
-    closed = _why_closed(group, taken[0][1].weight.device) if taken else ""
-    ranks, options = Ranks(group), Options(AUTO, save_gathered=False, contiguous=False)
-    least, gains = 0, dict[tuple[int, ...], int]()
-    for name, module, _ in taken:
-        shape, layer = tuple(module.weight.shape), _layer(name, module, ranks, options)
-        if not closed and shape not in gains:
-            gains[shape] = max(kept + 1, _least_rows(layer, module.weight, tokens))
-        if closed or gains[shape] > tokens:
+    found = [(module, look(name, module)) for name, module in model.named_modules()]
+    taken = [(module, layer) for module, layer in found if isinstance(layer, Layer)]
+    left = [each for _, each in found if isinstance(each, Left)]
+    closed = _why_closed(taken[0][1].ranks.group, taken[0][0].weight.device) if taken else ""
+    least, gains = 0, dict[Any, int]()
+    for module, layer in taken:
+        weight: Any = module.weight
+        kind = (layer.operator, weight.shape)
+        if not closed and kind not in gains:
+            gains[kind] = max(kept + 1, _least_rows(layer, weight, tokens))
+        if closed or gains[kind] > tokens:
             why = closed or f"none of its calls of up to {tokens} tokens gains"
-            left.append((name, module, why))
+            left.append(Left(layer.name, layer.style, why))
         else:
-            least = max(least, gains[shape])
+            least = max(least, gains[kind])
             setattr(module, ATTRIBUTE, layer)
     if least:
         reserve(model, tokens)
-    return least, [Left(name, type(module).__name__, why) for name, module, why in left]
-
-
-def _layer(name: str, module: Module, ranks: Ranks, options: Options) -> Layer:
-    return Layer(name, type(module).__name__, "row", ranks=ranks, options=options)
+    return least, left
 
 
 def reserve(model: Module, tokens: int) -> None:
@@ -139,7 +147,8 @@ def _least_rows(layer: Layer, weight: Tensor, most: int) -> int:
     """
     (n, k), rows, least = weight.shape, most, most + 1
     while rows:
-        seen = Seen(layer.operator, rows, k, (n,), weight.dtype, weight.device, rows, 1, False)
+        own = -(-rows // layer.ranks.world) if layer.gathers else rows
+        seen = Seen(layer.operator, own, k, (n,), weight.dtype, weight.device, rows, 1, False)
         choice = choice_of(replace(layer, seen=seen), "eager")
         chosen = None if choice is None else choice.schedule
         if chosen is None or chosen.name == "serial" or chosen.for_few_rows:
@@ -150,9 +159,9 @@ def _least_rows(layer: Layer, weight: Tensor, most: int) -> int:
 
 def log_layers(framework: str, layers: int, least: int, tokens: int, left: Sequence[Left]) -> None:
     """Log once which layers overlap, and why others do not."""
-    said = f"{framework}: {layers - len(left)} of {counted(layers, 'row layer')} overlap"
+    said = f"{framework}: {layers - len(left)} of {counted(layers, 'parallel layer')} overlap"
     if least:
-        said += f" the GEMM with the all-reduce, in calls of {least} to {tokens} tokens"
+        said += f" the GEMM with its communication, in calls of {least} to {tokens} tokens"
     for why, count in Counter(each.why for each in left).items():
         first = next(each.name for each in left if each.why == why)
         said += f"; {count} left ({first}{', ...' if count > 1 else ''}): {why}"

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from ficco.api.auto import AUTO
-from ficco.api.layers.layer import ATTRIBUTE
+from ficco.api.layers.layer import ATTRIBUTE, Layer, Left
 from ficco.core.logs import log
 from ficco.core.private import frameworks as names
 from ficco.core.private.finding import resolve
 from ficco.core.settings import switch
-from ficco.integrations.serving import announce, check_equal, log_layers, overlap_rows
+from ficco.integrations.serving import announce, attach_layers, check_equal, log_layers, row_layer
 
 FLAG = "FICCO_VLLM"
 _CALL = "ficco_call"  # attribute of an overlapped layer: group, first and least of `_row`
@@ -173,20 +173,24 @@ def _overlap(worker: Any) -> None:
         tokens: int = config.scheduler_config.max_num_batched_tokens
         tp = resolve(names.VLLM_GROUP)()
         kept, group, why = _fused_tokens(config, tp.world_size), tp.device_group, _why_unfit(config)
-        endpoints, hashed = (
-            config.compilation_config.compile_ranges_endpoints,
-            config.additional_config,
-        )
+        hashed, compilation = config.additional_config, config.compilation_config
+        endpoints = compilation.compile_ranges_endpoints
         layers = [m for m in model.modules() if hasattr(m, _CALL)]
         reasons = [why or _why_left(layer) for layer in layers]
     except AttributeError as error:
         log.warning("%s=1 has no effect, vLLM is unchanged: %s", FLAG, error)
         return
     judged = dict(zip(layers, reasons, strict=True))
-    least, left = overlap_rows(model, judged.get, group, tokens, kept)
+
+    def look(name: str, module: Module) -> Layer | Left | None:
+        if (why := judged.get(module)) is None:
+            return None
+        return Left(name, type(module).__name__, why) if why else row_layer(name, module, group)
+
+    least, left = attach_layers(model, look, tokens, kept)
     if least:
         if endpoints is not None and least > 1:  # ranges of tokens with one choice each
-            config.compilation_config.compile_ranges_endpoints = sorted({*endpoints, least - 1})
+            compilation.compile_ranges_endpoints = sorted({*endpoints, least - 1})
         # vLLM keeps compiled models by a hash of its configuration.
         hashed["ficco"] = f"{FLAG}, group {group.group_name}, {least} tokens"
         for layer in layers:

@@ -6,7 +6,6 @@ rank 1 has no plugin.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -18,39 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._dynamo.backends.common import aot_autograd
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ficco
 from ficco.integrations.vllm import FLAG, register
 
 sys.path.insert(0, str(Path(__file__).parent))
+from serving_ranks import listen, overlapped, said
+
 WIDTH, TOKENS, FUSED = 64, 96, 24  # of the model; of the largest call; that vLLM fuses
-said: list[str] = []  # lines of the log
-
-
-class Operators(TorchDispatchMode):
-    """Lists the operators that run inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def overlapped(layer: Any, x: torch.Tensor) -> bool:
-    """Return whether a call of a layer runs ficco's function."""
-    with Operators() as seen:
-        layer(x)
-    return "ficco.matmul_all_reduce.default" in seen.names
-
-
-def hear(record: logging.LogRecord) -> None:
-    """Keep the plugin's lines; the log has choices of schedules, too."""
-    if "vLLM" in record.getMessage():
-        said.append(record.getMessage())
 
 
 def unchanged() -> None:
@@ -174,7 +148,9 @@ def tokens(framework: Any, world: int) -> None:
             x = torch.randn(count, 2 * WIDTH // world)
             assert overlapped(model.down[0], x) == (count > FUSED), count
     assert 0 < sized == ficco.window_bytes(group), "a call has grown a window"
-    told = f"2 of 2 row layers overlap the GEMM with the all-reduce, in calls of {FUSED + 1} to"
+    told = (
+        f"2 of 2 parallel layers overlap the GEMM with its communication, in calls of {FUSED + 1}"
+    )
     assert dist.get_rank() or told in line, line
     assert config.compilation_config.compile_ranges_endpoints == [FUSED, TOKENS]
     wanted = f"{FLAG}, group {group.group_name}, {FUSED + 1} tokens"
@@ -327,9 +303,7 @@ def main() -> None:
     store, rank, world, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     os.environ["FICCO_MACHINE"] = "mesh4"  # by which all calls of more than one token gain
-    handler = logging.Handler()
-    handler.emit = hear  # type: ignore[method-assign]
-    logging.getLogger("ficco").addHandler(handler)
+    listen()
     unchanged()
     framework = import_module("vllm_real" if what == "real" else "vllm_double")
     framework.install()
@@ -345,7 +319,6 @@ def main() -> None:
             register()  # a second load changes nothing
             groups.initialize_model_parallel(world)
             groups.get_tp_group().use_custom_op_call = True  # as on GPUs
-            logging.getLogger("ficco").setLevel("INFO")
             checks = [tokens, forms, left, traced]
             for check in checks + [compiled] * (what == "real"):
                 begun = time.perf_counter()

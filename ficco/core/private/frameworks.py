@@ -76,6 +76,33 @@ VLLM = Framework(
         VLLM_GROUPS, VLLM_GROUP, VLLM_ALL_REDUCE, VLLM_WORKER, VLLM_PASS, VLLM_INVARIANT,
     ),
 )  # fmt: skip
+SGLANG_LAYERS = "sglang.srt.layers.linear"
+SGLANG_ROW = SGLANG_LAYERS + ":RowParallelLinear"
+SGLANG_COLUMN = SGLANG_LAYERS + ":ColumnParallelLinear"
+SGLANG_FORWARD = SGLANG_ROW + ".forward"
+SGLANG_UNQUANTIZED = "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod"
+SGLANG_SKIPPED = "sglang.srt.layers.moe.utils:should_skip_mlp_all_reduce"
+SGLANG_SP = "sglang.srt.layers.layernorm_sp:layernorm_sp_enabled"
+SGLANG_SP_TOKENS = "sglang.srt.layers.layernorm_sp:sp_num_tokens"
+SGLANG_SP_GATHER = "sglang.srt.layers.layernorm_sp:column_parallel_g_matmul"
+SGLANG_SP_SCATTER = "sglang.srt.layers.layernorm_sp:row_parallel_gbar_matmul"
+SGLANG_GROUPS = "sglang.srt.distributed.parallel_state:initialize_model_parallel"
+SGLANG_MEMORY = "sglang.srt.model_executor.model_runner:ModelRunner.alloc_memory_pool"
+SGLANG_CONTEXT = "sglang.srt.runtime_context"
+SGLANG_HOOKS = "sglang.srt.plugins.hook_registry:HookRegistry"
+SGLANG_HOOK_TYPES = "sglang.srt.plugins.hook_registry:HookType"
+SGLANG_PARALLEL, SGLANG_EXECUTION, SGLANG_SCHEDULE, SGLANG_LORA = (
+    f"{SGLANG_CONTEXT}:get_{each}" for each in ("parallel", "exec", "schedule", "lora")
+)
+SGLANG = Framework(
+    "sglang", (0, 5, 23),
+    (
+        SGLANG_ROW, SGLANG_COLUMN, SGLANG_FORWARD, SGLANG_UNQUANTIZED, SGLANG_SKIPPED, SGLANG_SP,
+        SGLANG_SP_TOKENS, SGLANG_SP_GATHER, SGLANG_SP_SCATTER, SGLANG_GROUPS, SGLANG_MEMORY,
+        SGLANG_HOOKS, SGLANG_HOOK_TYPES, SGLANG_PARALLEL, SGLANG_EXECUTION,
+        SGLANG_SCHEDULE, SGLANG_LORA,
+    ),
+)  # fmt: skip
 VLLM_GEMM_OF = "_gemm_impl"
 """Attribute of vLLM's UnquantizedLinearMethod: the function that multiplies."""
 
