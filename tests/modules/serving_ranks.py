@@ -36,8 +36,8 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def overlapped(layer: Any, x: torch.Tensor) -> bool:
-    """Return whether a call of a layer runs ficco's function."""
+def overlapped(layer: Any, x: torch.Tensor, name: str = "matmul_all_reduce") -> bool:
+    """Return whether a call of a layer runs a function of ficco."""
     with Operators() as seen:
         layer(x)
-    return any("ficco.matmul_all_reduce" in name for name in seen.names)
+    return any(f"ficco.{name}" in each for each in seen.names)

@@ -14,6 +14,11 @@ def test_the_plugin_of_vllm(what: str, tmp_path: Path, torch: Any) -> None:
     run("vllm_worker.py", 2, tmp_path, checks=(what,))
 
 
+@pytest.mark.parametrize("what", ["double", "flags"])
+def test_the_plugin_of_sglang(what: str, tmp_path: Path, torch: Any) -> None:
+    run("sglang_worker.py", 2, tmp_path, checks=(what,))
+
+
 def test_the_plugin_on_vllm_itself_of_other_libraries(
     tmp_path: Path, torch: Any, request: pytest.FixtureRequest
 ) -> None:
