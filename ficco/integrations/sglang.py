@@ -136,17 +136,24 @@ def _why_left(layer: Any, group: Any, sp: bool) -> str:
         return "it is not split"
     if layer.tp_group is not group:
         return "its group is not that of tensor parallelism"
-    if row and not sp and not layer.reduce_results:
-        return "reduce_results=False: its sum is elsewhere"
-    if row and (layer.use_dp_attention_reduce or layer.use_decode_attn_tp):
-        return "its sum is that of attention's data parallelism"
-    if row and not layer.input_is_parallel:
-        return "it splits its input itself"
+    if row and (why := _why_left_row(layer, sp)):
+        return why
     if type(layer.quant_method) is not resolve(names.SGLANG_UNQUANTIZED):
         return f"its weight is quantized by {type(layer.quant_method).__name__}"
+    if getattr(layer, names.SGLANG_CUTLASS, False):
+        return "a kernel of SGLang multiplies and sends"
     if layer.weight.dim() != 2 or layer.weight.shape[1] != _width(layer, row):
         return f"its weight is stored as {list(layer.weight.shape)}"
     return ""
+
+
+def _why_left_row(layer: Any, sp: bool) -> str:
+    """Return why the sum of a row layer is not ficco's, or an empty string."""
+    if not (sp or layer.reduce_results):
+        return "reduce_results=False: its sum is elsewhere"
+    if layer.use_dp_attention_reduce or layer.use_decode_attn_tp:
+        return "its sum is that of attention's data parallelism"
+    return "" if layer.input_is_parallel else "it splits its input itself"
 
 
 def _width(layer: Any, row: bool) -> int:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 __version__ = "0.5.23"
 Tensor = torch.Tensor
+_hooks: dict[str, Any] = {}
 state = SimpleNamespace(tp_group=None, sp=False, sp_tokens=0, skips=False)
 settings = SimpleNamespace(
     exec=SimpleNamespace(
@@ -153,19 +154,29 @@ class HookType(Enum):
 
 
 class HookRegistry:
-    hooks: list[tuple[str, Any]] = []  # noqa: RUF012 - as SGLang has it
-
     @classmethod
     def register(cls, target: str, hook: Any, hook_type: HookType) -> None:
         assert hook_type is HookType.AROUND
-        cls.hooks.append((target, hook))
+        _hooks[target] = hook
 
-    @classmethod
-    def apply_hooks(cls) -> None:
-        for target, hook in cls.hooks:
-            owner, _, name = target.rpartition(".")
-            place: Any = pkgutil.resolve_name(owner)
-            setattr(place, name, _around(getattr(place, name), hook))
+
+def hooks() -> dict[str, Any]:
+    return _hooks
+
+
+def apply_hooks() -> None:
+    for target, hook in _hooks.items():
+        owner, _, name = target.rpartition(".")
+        place: Any = pkgutil.resolve_name(owner)
+        setattr(place, name, _around(getattr(place, name), hook))
+
+
+def connect(store: str, rank: int, world: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+
+
+def connected() -> None:
+    pass
 
 
 def _around(original: Any, hook: Any) -> Any:

@@ -1,10 +1,15 @@
-"""A rank of a server with the plugin of SGLang: python sglang_worker.py STORE RANK WORLD double."""
+"""A rank of a server with the plugin of SGLang: python sglang_worker.py STORE RANK WORLD WHAT.
+
+WHAT is `double`, the stand-ins, or `real`, the wheel, which must pass the same checks; or `flags`:
+rank 1 has no plugin.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +21,9 @@ import ficco
 from ficco.integrations.sglang import FLAG, register
 
 sys.path.insert(0, str(Path(__file__).parent))
-import sglang_double as double
 from serving_ranks import listen, overlapped, said
+
+framework: Any = import_module("sglang_real" if sys.argv[4] == "real" else "sglang_double")
 
 WIDTH, TOKENS = 64, 96  # of the model; of the largest call
 
@@ -34,14 +40,14 @@ def refused() -> None:
     else:
         raise AssertionError("a flag that is neither 0 nor 1 was taken")
     os.environ[FLAG] = "1"
-    sglang, layers = sys.modules["sglang"], sys.modules["sglang.srt.layers.linear"]
+    sglang, layers = import_module("sglang"), import_module("sglang.srt.layers.linear")
     vars(sglang)["__version__"] = "0.5.22.post1"
     register()
     vars(sglang)["__version__"] = "0.5.23"
     column = vars(layers).pop("ColumnParallelLinear")
     register()
     vars(layers)["ColumnParallelLinear"] = column
-    assert not double.HookRegistry.hooks
+    assert not framework.hooks()
     assert len(said) == 2 and "0.5.23 or newer is needed" in said[0], said
     assert "has no sglang.srt.layers.linear:ColumnParallelLinear" in said[1], said
 
@@ -53,7 +59,7 @@ def drawn(layer: Any) -> Any:
 
 def row(**options: Any) -> Any:
     """Return a row layer with random weights; the bias is equal on all ranks."""
-    layer = drawn(double.RowParallelLinear(2 * WIDTH, WIDTH, **options))
+    layer = drawn(framework.RowParallelLinear(2 * WIDTH, WIDTH, **options))
     if layer.bias is not None:
         layer.bias.data = torch.arange(1.0, 1 + WIDTH)
     return layer
@@ -62,9 +68,9 @@ def row(**options: Any) -> Any:
 def started(model: torch.nn.Module) -> str:
     """Allocate a server's memory; return the line that the plugin logs, on rank 0."""
     said.clear()
-    double.ModelRunner(model, is_draft_worker=True).alloc_memory_pool()
+    framework.ModelRunner(model, is_draft_worker=True).alloc_memory_pool()
     assert not said
-    double.ModelRunner(model).alloc_memory_pool()
+    framework.ModelRunner(model).alloc_memory_pool()
     assert len(said) == (dist.get_rank() == 0), said
     return said[0] if said else ""
 
@@ -82,11 +88,13 @@ def forms(world: int) -> None:
             y, behind = layer(x)
             assert torch.allclose(y, stock, atol=1e-5) and behind is offset, options
     whole, into = inputs[0], torch.empty(TOKENS, WIDTH)
+    method = type(layer.quant_method)
+    method.apply_into = lambda self, layer, x, into, bias=None: into.copy_(x @ layer.weight.t())
     for more in ({"skip_all_reduce": True}, {"output_tensor": into}):
         assert not overlapped(lambda x, more=more: layer(x, **more), whole), more
-    double.state.skips = True
+    framework.state.skips = True
     assert not overlapped(layer, whole)
-    double.state.skips = False
+    framework.state.skips = False
     graphs: list[Any] = []
 
     def keep(graph: Any, _: Any) -> Any:
@@ -100,7 +108,7 @@ def forms(world: int) -> None:
 def left(world: int) -> None:
     """Every reason to keep SGLang's way; such a layer gives SGLang's bits."""
 
-    class Quantized(double.UnquantizedLinearMethod):
+    class Quantized(framework.UnquantizedLinearMethod):
         pass
 
     def changed(**facts: Any) -> Any:
@@ -109,7 +117,7 @@ def left(world: int) -> None:
             setattr(layer, name, value)
         return layer
 
-    execution, group = double.settings.exec, double.state.tp_group
+    execution, group = framework.settings.exec, framework.state.tp_group
     twin = SimpleNamespace(**vars(group))
     for layer, why, bag, name in (
         (row(reduce_results=False), "its sum is elsewhere", None, ""),
@@ -118,11 +126,16 @@ def left(world: int) -> None:
         (changed(quant_method=Quantized()), "its weight is quantized by Quantized", None, ""),
         (changed(tp_group=twin), "its group is not that of tensor parallelism", None, ""),
         (changed(input_size_per_partition=3), "its weight is stored as", None, ""),
-        (row(), "LoRA adds", double.settings.lora, "enable_lora"),
+        (row(), "LoRA adds", framework.settings.lora, "enable_lora"),
         (row(), "two halves of a batch", execution.overlap, "enable_two_batch_overlap"),
         (row(), "same sums", execution.deterministic, "enable_deterministic_inference"),
         (row(), "its sums are quantized", execution.comm, "enable_quant_communications"),
-        (row(), "calls of up to 1 tokens gains", double.settings.schedule, "chunked_prefill_size"),
+        (
+            row(),
+            "calls of up to 1 tokens gains",
+            framework.settings.schedule,
+            "chunked_prefill_size",
+        ),
     ):
         x = torch.randn(TOKENS, 2 * WIDTH // (1 if "itself" in why else world))
         stock = layer(x)[0]
@@ -140,12 +153,13 @@ def left(world: int) -> None:
 
 def sharded(world: int) -> None:
     """With sequence parallelism, a column layer and a row layer: uneven, even and few tokens."""
-    double.state.sp = True
-    up, down = drawn(double.ColumnParallelLinear(WIDTH, 2 * WIDTH)), row(reduce_results=False)
+    framework.state.sp = True
+    up, down = drawn(framework.ColumnParallelLinear(WIDTH, 2 * WIDTH)), row(reduce_results=False)
+    up.bias.data.zero_()
     model = torch.nn.Sequential(up, down)
 
     def run(count: int) -> torch.Tensor:
-        double.state.sp_tokens = count
+        framework.state.sp_tokens = count
         generator = torch.Generator().manual_seed(count)
         x = torch.randn(-(-count // world) * world, WIDTH, generator=generator)
         x[count:] = 0
@@ -161,9 +175,9 @@ def sharded(world: int) -> None:
         assert found.shape == stock.shape and torch.allclose(found, stock, atol=1e-4), count
         x = torch.randn(count, 2 * WIDTH // world)
         assert overlapped(down, x, "matmul_reduce_scatter") == (count >= least), (count, least)
-    double.state.sp_tokens = TOKENS
+    framework.state.sp_tokens = TOKENS
     assert overlapped(up, torch.randn(TOKENS // world, WIDTH), "all_gather_matmul")
-    double.state.sp = False
+    framework.state.sp = False
     assert not overlapped(down, torch.randn(TOKENS, 2 * WIDTH // world))
 
 
@@ -172,15 +186,15 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["FICCO_MACHINE"] = "mesh4"  # by which all calls of more than one token gain
     listen()
-    double.install()
+    framework.install()
     refused()
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    groups: Any = sys.modules["sglang.srt.distributed.parallel_state"]
-    if what == "double" or rank == 0:
+    framework.connect(store, rank, world)
+    groups = import_module("sglang.srt.distributed.parallel_state")
+    if what != "flags" or rank == 0:
         register()
         register()  # a second load changes nothing
-        assert len(double.HookRegistry.hooks) == 5
-        double.HookRegistry.apply_hooks()
+        assert len(framework.hooks()) == 5
+        framework.apply_hooks()
     begun = time.monotonic()
     try:
         groups.initialize_model_parallel()
@@ -188,11 +202,12 @@ def main() -> None:
         assert rank == 0 and f"{FLAG}=1 on rank 0, but not on rank 1" in str(error), error
         assert what == "flags" and time.monotonic() - begun < 1
     else:
-        assert what == "double" or rank == 1
-    for check in (forms, left, sharded) if what == "double" else ():
+        assert what != "flags" or rank == 1
+    framework.connected()
+    for check in (forms, left, sharded) if what != "flags" else ():
         with torch.no_grad():
             check(world)
-    ficco.close(double.state.tp_group.device_group)
+    ficco.close(framework.state.tp_group.device_group)
     dist.destroy_process_group()
     print("right")
 

@@ -19,10 +19,11 @@ def test_the_plugin_of_sglang(what: str, tmp_path: Path, torch: Any) -> None:
     run("sglang_worker.py", 2, tmp_path, checks=(what,))
 
 
-def test_the_plugin_on_vllm_itself_of_other_libraries(
-    tmp_path: Path, torch: Any, request: pytest.FixtureRequest
+@pytest.mark.parametrize("library", ["vllm", "sglang"])
+def test_the_plugin_on_other_libraries_themselves(
+    library: str, tmp_path: Path, torch: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Skipped where vLLM is missing; `--require vllm` fails instead."""
-    if "vllm" not in request.config.getoption("--require"):
-        pytest.importorskip("vllm")
-    run("vllm_worker.py", 2, tmp_path, checks=("real",))
+    """Skipped where the library is missing; `--require LIBRARY` fails instead."""
+    if library not in request.config.getoption("--require"):
+        pytest.importorskip(library)
+    run(f"{library}_worker.py", 2, tmp_path, checks=("real",))

@@ -5,47 +5,18 @@ Packages that the wheel needs and that are missing are stubs: they are imported,
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import os
-import sys
-import types
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-
-STUBS = ("llguidance", "partial_json_parser", "xgrammar")
-
-
-class _Stub(types.ModuleType):
-    """A module whose every name is an empty class."""
-
-    __path__: ClassVar[list[str]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.partition(".")[0] not in STUBS:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> Any:
-        return _Stub(spec.name)
-
-    def exec_module(self, module: Any) -> None:
-        pass
+from stubs import stand_in
 
 
 def install() -> None:
     """Make vLLM importable."""
-    sys.meta_path.append(_Finder())
+    stand_in("llguidance", "partial_json_parser", "xgrammar")
     import vllm  # noqa: F401
 
 

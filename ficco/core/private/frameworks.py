@@ -103,6 +103,8 @@ SGLANG = Framework(
         SGLANG_SCHEDULE, SGLANG_LORA,
     ),
 )  # fmt: skip
+SGLANG_CUTLASS = "_sp_use_cutlass"
+"""Attribute of SGLang's layers: whether a kernel of SGLang multiplies and sends."""
 VLLM_GEMM_OF = "_gemm_impl"
 """Attribute of vLLM's UnquantizedLinearMethod: the function that multiplies."""
 
