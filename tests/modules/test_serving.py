@@ -9,7 +9,7 @@ import pytest
 from ranks_of_torch import run
 
 
-@pytest.mark.parametrize("what", ["double", "flags"])
+@pytest.mark.parametrize("what", ["double", "flags", "releases"])
 def test_the_plugin_of_vllm(what: str, tmp_path: Path, torch: Any) -> None:
     run("vllm_worker.py", 2, tmp_path, checks=(what,))
 

@@ -1,7 +1,7 @@
 """A rank of a server with the plugin of vLLM: python vllm_worker.py STORE RANK WORLD WHAT.
 
 WHAT is `double`, the stand-ins, or `real`, the wheel, which must pass the same checks; or `flags`:
-rank 1 has no plugin.
+rank 1 has no plugin; or `releases`: ranks have different ones.
 """
 
 from __future__ import annotations
@@ -299,6 +299,21 @@ def flags(rank: int, world: int) -> None:
         assert rank == 1, "rank 0 accepted a rank without the plugin"
 
 
+def releases(rank: int, world: int) -> None:
+    """Ranks with different releases say so within a second, each with both."""
+    vllm, groups = import_module("vllm"), import_module("vllm.distributed.parallel_state")
+    vllm.__version__ = f"0.3{3 + rank}.0"
+    register()
+    begun = time.monotonic()
+    try:
+        groups.initialize_model_parallel(world)
+    except ficco.InputError as error:
+        assert all(f"vllm 0.3{3 + each}.0" in str(error) for each in (0, 1)), error
+        assert time.monotonic() - begun < 1, "it took longer than a second"
+    else:
+        raise AssertionError("different releases were accepted")
+
+
 def main() -> None:
     store, rank, world, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
@@ -307,14 +322,14 @@ def main() -> None:
     unchanged()
     framework = import_module("vllm_real" if what == "real" else "vllm_double")
     framework.install()
-    if what != "flags":
+    if what in ("double", "real"):
         refused()
         register()
     groups = import_module("vllm.distributed.parallel_state")
     with framework.running(framework.configured()):
         framework.connect(store, rank, world)
-        if what == "flags":
-            flags(rank, world)
+        if what in ("flags", "releases"):
+            globals()[what](rank, world)
         else:
             register()  # a second load changes nothing
             groups.initialize_model_parallel(world)
