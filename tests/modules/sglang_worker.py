@@ -177,6 +177,9 @@ def sharded(world: int) -> None:
         assert overlapped(down, x, "matmul_reduce_scatter") == (count >= least), (count, least)
     framework.state.sp_tokens = TOKENS
     assert overlapped(up, torch.randn(TOKENS // world, WIDTH), "all_gather_matmul")
+    framework.state.sp_tokens = TOKENS - 1
+    assert len(up(torch.randn(TOKENS // world, WIDTH))[0]) == TOKENS - 1
+    down.reduce_results = True
     framework.state.sp = False
     assert not overlapped(down, torch.randn(TOKENS, 2 * WIDTH // world))
 

@@ -249,8 +249,8 @@ def traced(framework: Any, world: int) -> None:
         torch._dynamo.mark_dynamic(x, 0)
         net = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
         with passes.pass_context(SimpleNamespace(start=start, end=end)), torch.no_grad():
-            assert torch.allclose(net(x)[0], layer(x)[0], atol=1e-5)
-        assert len(graphs) == 1
+            gap = (net(x)[0] - layer(x)[0]).abs().max()
+        assert gap < 1e-3 and len(graphs) == 1, (start, end, gap, graphs)
         return [str(n.target) for n in graphs[0].graph.nodes if n.op == "call_function"]
 
     wanted, stock = layer(x)[0], graph_of(1, TOKENS)
@@ -331,7 +331,9 @@ def main() -> None:
         if what in ("flags", "releases"):
             globals()[what](rank, world)
         else:
+            said.clear()
             register()  # a second load changes nothing
+            assert not said, said
             groups.initialize_model_parallel(world)
             groups.get_tp_group().use_custom_op_call = True  # as on GPUs
             checks = [tokens, forms, left, traced]
