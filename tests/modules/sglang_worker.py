@@ -86,7 +86,7 @@ def forms(world: int) -> None:
         assert [overlapped(layer, x) for x in inputs] == [True, True, False]
         for x, (stock, offset) in zip(inputs, wanted, strict=True):
             y, behind = layer(x)
-            assert torch.allclose(y, stock, atol=1e-5) and behind is offset, options
+            assert torch.allclose(y, stock, atol=1e-4) and behind is offset, options
     whole, into = inputs[0], torch.empty(TOKENS, WIDTH)
     method = type(layer.quant_method)
     method.apply_into = lambda self, layer, x, into, bias=None: into.copy_(x @ layer.weight.t())

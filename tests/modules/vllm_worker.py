@@ -175,7 +175,7 @@ def forms(framework: Any, world: int) -> None:
             pairs = zip(found, stock, strict=True) if isinstance(stock, tuple) else [(found, stock)]
             for mine, theirs in pairs:
                 assert (mine is None) == (theirs is None)
-                assert mine is None or torch.allclose(mine, theirs, atol=1e-5), options
+                assert mine is None or torch.allclose(mine, theirs, atol=1e-4), options
 
 
 def left(framework: Any, world: int) -> None:
@@ -263,7 +263,7 @@ def traced(framework: Any, world: int) -> None:
     eager = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
     with torch.no_grad():
         for count in (TOKENS, 1, FUSED, FUSED + 1):
-            assert torch.allclose(eager(x[:count])[0], wanted[:count], atol=1e-5), count
+            assert torch.allclose(eager(x[:count])[0], wanted[:count], atol=1e-4), count
 
 
 def compiled(framework: Any, world: int) -> None:
@@ -280,7 +280,7 @@ def compiled(framework: Any, world: int) -> None:
             net = framework.compiled(layer, config)
             for count in (len(x), least, least - 1):
                 net(x[:count])
-                assert torch.allclose(net(x[:count]), stock[:count], atol=1e-5), (state, count)
+                assert torch.allclose(net(x[:count]), stock[:count], atol=1e-4), (state, count)
                 assert overlapped(net, x[:count]) == (count >= least), (state, count)
 
 
