@@ -83,7 +83,7 @@ def test_a_gather_shares_out_its_work(
         ("matmul_all_to_all", 4096, 8192, 8192, "bfloat16", 0),  # products are sent by tiles
     ],
 )
-def test_no_more_programs_copy_than_the_product_hides(  # noqa: PLR0913
+def test_no_more_programs_copy_than_the_product_hides(
     op: str, rows: int, n: int, k: int, dtype: str, expected: int, torch: object
 ) -> None:
     from ficco.kernels.sending import _senders
