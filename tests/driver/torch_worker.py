@@ -309,7 +309,7 @@ def models(here: Rank, world: int) -> None:
         said = str(ficco.explain(model))
         assert "runs 3 of 3" in said or "overlaps 3 of 3" in said, said
         with torch.no_grad():
-            ficco.size_windows(model, 40)
+            ficco.reserve(model, 40)
             x, found = draw(9, 5, 12), list[Tensor]()
             model(x), model(x)
             if schedule != "auto":  # serial is no work of the stream here

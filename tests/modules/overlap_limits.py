@@ -166,7 +166,7 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.explain(3), "pass a torch.nn.Module")
     refused(lambda: ficco.restore(net), "is not overlapped")
     refused(lambda: ficco.explain(net), "is not overlapped")
-    refused(lambda: ficco.size_windows(net, 8), "is not overlapped")
+    refused(lambda: ficco.reserve(net, 8), "is not overlapped")
     if world > 1:
         groups_of_one = [dist.new_group([rank]) for rank in range(world)]
         here = groups_of_one[dist.get_rank()]
@@ -186,7 +186,7 @@ def refusals(mesh: DeviceMesh) -> None:
     assert all("forward" not in m.__dict__ for m in net.modules())
     net = ficco.overlap(plain(model(), mesh))
     refused(lambda: ficco.overlap(net), "already overlapped")
-    refused(lambda: ficco.size_windows(net, "8"), "a whole number from 1 to")
+    refused(lambda: ficco.reserve(net, "8"), "a whole number from 1 to")
     refused(lambda: ficco.overlap(net.layers[0]), "already overlapped")
     refused(lambda: ficco.restore(net.layers[0]), "part of an overlapped model")
     x = torch.randn(2, 24)
@@ -373,9 +373,9 @@ def serving(mesh: DeviceMesh) -> None:
     plan = {"one": ColwiseParallel(input_layouts=Shard(0)),
             "other": RowwiseParallel(output_layouts=Shard(0))}  # fmt: skip
     net = ficco.overlap(parallelize_module(Chain(4 * world, 6), mesh, plan))
-    ficco.size_windows(net, most)
+    reserved = ficco.reserve(net, most)
     sized, threads = ficco.window_bytes(mesh), threading.active_count()
-    assert sized > 0 and net.one.weight.grad is None
+    assert sized == reserved * world > 0 and net.one.weight.grad is None
     for m in range(1, 301):
         with torch.no_grad():
             y = net(torch.ones(m, 6))

@@ -74,7 +74,7 @@ def test_asking_alone_changes_nothing(compiled: list[Any]) -> None:
     assert not compiled
 
 
-def test_size_windows_compiles_at_once(compiled: list[Any]) -> None:
+def test_reserve_compiles_at_once(compiled: list[Any]) -> None:
     own = GroupKernels("", True, GPUS, 90)
     own.at_once = True
     assert _call(Runtime(kernels=own)) == "gated_1d" and len(compiled) == 1

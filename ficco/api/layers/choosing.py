@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from ficco.api import groups
-from ficco.api.auto import AUTO, choice
+from ficco.api.auto import AUTO, choice, within_limit
 from ficco.api.layers.layer import Layer
 from ficco.core.errors import ScheduleError
 from ficco.core.machine import Machine
@@ -93,6 +93,8 @@ def schedule_of(layer: Layer) -> Schedule | None:
     if runtime is None:
         return None
     if layer.options.schedule != AUTO:
-        return Schedule.read(layer.options.schedule).resolve(runtime.world, runtime.machine)
+        named = Schedule.read(layer.options.schedule).resolve(runtime.world, runtime.machine)
+        problem = problem_of(layer)
+        return named if problem is None else within_limit(problem, named, runtime)
     last = choice_of(layer)
     return None if last is None else last.schedule
