@@ -99,7 +99,7 @@ def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int
 
 @groups.collective
 def limit_windows(limit: int | None, group: Any = None) -> None:
-    """Limit the bytes of a rank's windows and mailboxes in a group.
+    """Limit the bytes of a rank's windows and mailboxes in a group, within 2 KiB.
 
     A call that needs more runs `serial`, on all ranks alike, and the log says so once. All ranks
     pass the same limit; on an open group it is a collective call. The environment variable
