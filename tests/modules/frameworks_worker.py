@@ -18,10 +18,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import ficco
+from ficco.core.private.frameworks import TRANSFORMER_ENGINE
 
 sys.path.insert(0, str(Path(__file__).parent))
 from autotp_check import autotp_layers, autotp_left
 from megatron_check import megatron_layers
+from megatron_double import modules
+from megatron_fused_check import EXTENSION, gemm, main_grads, main_grads_refused
+from megatron_spec_check import NAME, megatron_spec
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, about: str) -> None:
@@ -221,16 +225,42 @@ def peft(rank: int, world: int, folder: Path) -> None:
 
 
 def megatron(rank: int, world: int, folder: Path) -> None:
-    """Megatron-Core's own layers."""
+    """Megatron-Core's own layers, and the spec of a GPT model made of them.
+
+    Its layers with gradient_accumulation_fusion need a compiled module; here is a stand-in.
+    """
+    sys.modules[EXTENSION] = gemm([])  # type: ignore[assignment]
+    from megatron.core import utils
+    from megatron.core.extensions import transformer_engine
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.tensor_parallel import layers
+    from megatron.core.transformer import TransformerConfig, spec_utils
+    from packaging.version import Version
 
-    def config(split: bool) -> Any:
+    def config(split: bool, fused: bool = False) -> Any:
         return ModelParallelConfig(
-            tensor_model_parallel_size=world, sequence_parallel=split, use_cpu_initialization=True
-        )
+            tensor_model_parallel_size=world, sequence_parallel=split, use_cpu_initialization=True,
+            gradient_accumulation_fusion=fused,
+        )  # fmt: skip
 
     megatron_layers(rank, world, layers, config)
+    main_grads(layers, config)
+    main_grads_refused(layers, config)
+    assert all(hasattr(transformer_engine, name) for name in TRANSFORMER_ENGINE)
+    utils.get_te_version = lambda: Version("2.9")
+    spec = megatron_spec(modules)
+    transformer_engine.HAVE_TE = True
+    read = spec_utils.import_module([NAME, "gpt_spec"])
+    assert type(read) is type(spec) is spec_utils.ModuleSpec
+    mlp = spec_utils.build_module(
+        spec.submodules.mlp, tp_group=dist.group.WORLD, ffn_hidden_size=16,
+        config=TransformerConfig(
+            num_layers=1, hidden_size=8, num_attention_heads=4, use_cpu_initialization=True,
+            tensor_model_parallel_size=world,
+        ),
+    )  # fmt: skip
+    told = ficco.explain(ficco.overlap(mlp, strict=True))
+    assert "linear_fc1" in told and "linear_fc2" in told, told
 
 
 def deepspeed(rank: int, world: int, folder: Path) -> None:
