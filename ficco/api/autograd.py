@@ -48,7 +48,7 @@ _GROUP = -3  # index of group in the non-tensor arguments: before schedule and g
 _thread = threading.local()
 
 
-def collecting(sink: Sink | None, function: Callable[..., Any], *args: Any) -> Any:
+def collecting(sink: Sink, function: Callable[..., Any], *args: Any) -> Any:
     """Make an eager call with one weight, whose gradient is added to `sink`."""
     _thread.sink = sink
     try:

@@ -7,6 +7,7 @@ layers' own backward. On CPUs that cannot run under sequence parallelism, nor wi
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -182,14 +183,36 @@ def main_grads_refused(layers: Any, config_of: Callable[[bool, bool], Any]) -> N
             raise AssertionError(f"nothing was refused; {words!r} was expected")
 
     with FlopCounterMode(display=False):
-        refused("a mode of PyTorch observes the call")
+        refused("a mode of PyTorch, which cannot see it, observes the call")
     weight.main_grad = weight.main_grad.double()
-    refused("main_grad is torch.float64; torch.float32 or torch.float32 is needed")
+    refused("main_grad is torch.float64, not torch.float32 or torch.float32")
     setattr(weight, "__fsdp_param__", True)  # noqa: B010 - the name would be mangled
-    refused("Megatron-FSDP makes main_grad during backward")
+    refused("Megatron-FSDP makes main_grad in backward")
     delattr(weight, "__fsdp_param__")
     del weight.main_grad
     refused("its weight has no main_grad; wrap the model in Megatron's DistributedDataParallel")
     with torch.no_grad():
         layer(x)
-    ficco.restore(layer)
+    ficco.reset()
+    _check_one_rank(layer_of(layers, "Row", config_of(True, True)))
+
+
+def _check_one_rank(layer: Any) -> None:
+    """Check that no rank waits for one whose weight has no main_grad."""
+    ficco.overlap(layer, strict=True)
+    weight, x = layer.weight, torch.ones(8, 1, K // dist.get_world_size())
+    last, total = dist.get_rank() == dist.get_world_size() - 1, weight.main_grad
+    if last:
+        del weight.main_grad
+    begun = time.perf_counter()
+    try:
+        layer(x)[0].sum().backward()
+    except (ficco.InputError, ficco.EngineError) as error:
+        assert isinstance(error, ficco.InputError) == last, error
+        assert "its weight has no main_grad" in str(error), error
+    else:
+        raise AssertionError("a rank ran without its peer")
+    assert time.perf_counter() - begun < 10, "a rank waited for its peer"
+    ficco.reset()
+    weight.main_grad = total
+    layer(x)[0].sum().backward()

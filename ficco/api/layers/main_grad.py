@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from ficco.api import groups
 from ficco.api.autograd import collecting
+from ficco.api.layers.layer import layer_of
 from ficco.api.routes import is_observed
 from ficco.core.errors import InputError
 from ficco.core.private.frameworks import (
@@ -31,17 +33,22 @@ def call(module: Any, weight: Any, function: Callable[..., Any], *args: Any) -> 
     """Run a layer's function on its weight [n, k], whose gradient goes where Megatron puts it.
 
     Raises:
-        InputError: the gradient goes to main_grad, and that cannot be done; see `_check`.
+        InputError: it cannot go to main_grad; see `_why_not`. Other ranks are notified.
     """
-    fused = getattr(module, FUSION, False) and weight.requires_grad and torch.is_grad_enabled()
-    return collecting(MainGrad(weight) if fused else None, function, *args)
+    if not (getattr(module, FUSION, False) and weight.requires_grad and torch.is_grad_enabled()):
+        return function(*args)
+    if why := _why_not(weight):
+        error = InputError(f"{FUSION} is on, but {why}")
+        if not torch.compiler.is_compiling():
+            groups.refuse(layer_of(module).ranks.group, error)
+        raise error
+    return collecting(MainGrad(weight), function, *args)
 
 
 class MainGrad:
     """The `main_grad` of a weight [n, k]; see `registry.Sink`."""
 
     def __init__(self, weight: Any) -> None:
-        _check(weight)
         self._weight, self._main_grad = weight, getattr(weight, MAIN_GRAD)
 
     def add(self, dw: Tensor) -> Tensor | None:
@@ -67,22 +74,16 @@ class MainGrad:
         return new(self._main_grad.shape, dtype=dtype, device=self._main_grad.device).t()
 
 
-def _check(weight: Any) -> None:
-    """Refuse a call whose weight gradient cannot be added.
-
-    Raises:
-        InputError: main_grad is missing or has another dtype, or something observes the call.
-    """
-    why, remedy = "", f"set {FUSION}=False"
-    total = getattr(weight, MAIN_GRAD, None)
+def _why_not(weight: Any) -> str:
+    """Return why a gradient cannot be added to a weight's main_grad and what to do, or nothing."""
+    total, remedy = getattr(weight, MAIN_GRAD, None), f"set {FUSION}=False"
     if torch.compiler.is_compiling() or is_observed():
-        why = "a compiler or a mode of PyTorch observes the call, and would not see the addition"
-    elif hasattr(weight, FSDP_PARAMETER):
-        why = "Megatron-FSDP makes main_grad during backward, which ficco does not support"
-    elif total is None:
-        why = "its weight has no main_grad"
-        remedy = f"wrap the model in Megatron's DistributedDataParallel before it runs, or {remedy}"
-    elif total.dtype not in (torch.float32, weight.dtype):
-        why = f"main_grad is {total.dtype}; torch.float32 or {weight.dtype} is needed"
-    if why:
-        raise InputError(f"{FUSION} is on, but {why}; {remedy}")
+        return f"a compiler or a mode of PyTorch, which cannot see it, observes the call; {remedy}"
+    if hasattr(weight, FSDP_PARAMETER):
+        return f"Megatron-FSDP makes main_grad in backward, which is not supported; {remedy}"
+    if total is None:
+        wrap = "wrap the model in Megatron's DistributedDataParallel before it runs"
+        return f"its weight has no main_grad; {wrap}, or {remedy}"
+    if total.dtype not in (torch.float32, weight.dtype):
+        return f"main_grad is {total.dtype}, not torch.float32 or {weight.dtype}; {remedy}"
+    return ""
