@@ -1,7 +1,7 @@
 """Megatron-Core's layers with gradient_accumulation_fusion, or stand-ins: bits of main_grad.
 
 Expected values are those of one GEMM for each microbatch that adds to main_grad, and those of the
-layers' own backward. On CPUs that cannot run under sequence parallelism, nor with dummy gradients.
+layers' own backward, which stand-ins have without sequence parallelism.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ def layer_of(layers: Any, kind: str, config: Any, bias: bool = True) -> Any:
     return layer
 
 
-def main_grads(layers: Any, config_of: Callable[[bool, bool], Any]) -> None:
+def main_grads(layers: Any, config_of: Callable[[bool, bool], Any], real: bool = False) -> None:
     """Check the bits of main_grad after two microbatches.
 
     Args:
         layers: has ColumnParallelLinear and RowParallelLinear.
         config_of: makes their configuration: with sequence parallelism, with fusion.
+        real: whether they are Megatron's, whose own backward runs under sequence parallelism.
     """
     schedules = ("auto", "hetero_fused_1d")
     cases = [(kind, split) for kind in ("Column", "Row") for split in (False, True)]
@@ -73,7 +74,8 @@ def main_grads(layers: Any, config_of: Callable[[bool, bool], Any]) -> None:
                     layer_of(layers, kind, config_of(split, True), number % 2 == 0).to(dtypes[0])
                     for _ in range(2)
                 )
-                _check_bits(layer, own, dtypes[1], mark, schedules[number % 2])
+                runs = own if real or not split else None
+                _check_bits(layer, runs, dtypes[1], mark, schedules[number % 2])
     for kind in ("Column", "Row"):
         _check_two_backwards(layer_of(layers, kind, config_of(True, True)), kind)
         _check_rounded(layer_of(layers, kind, config_of(True, True)), kind)
@@ -90,14 +92,17 @@ def _check_bits(
 ) -> None:
     """Run microbatches of other sizes: one that ranks do not divide, and one without rows.
 
-    `own` is an equal layer, which is not overlapped.
+    `own` is an equal layer, which is not overlapped, if its backward runs.
     """
     weight, world, split = layer.weight, dist.get_world_size(), layer.sequence_parallel
     column = "Column" in type(layer).__name__
     about = f"{type(layer).__name__}, {split}, {weight.dtype}, {total}, {mark}, {schedule}"
     wanted = weight.main_grad = torch.randn(weight.shape).to(total)
-    wanted, own.weight.main_grad = wanted.clone(), wanted.clone()
+    wanted = wanted.clone()
     vars(weight).update(mark)
+    if own is not None:
+        own.weight.main_grad = wanted.clone()
+        vars(own.weight).update(mark)
     calls: list[torch.dtype] = []
     if ADDED in mark:  # else Megatron has no function of its own, and PyTorch's is used
         sys.modules[EXTENSION] = gemm(calls)  # type: ignore[assignment]
@@ -126,10 +131,11 @@ def _check_bits(
         if mark.get("zero_out_wgrad"):
             assert not weight.grad.any(), about
         weight.grad = None  # as the hook of Megatron's DistributedDataParallel does
-        if not split:
+        if own is not None:
             own(plain)[0].backward(dy)
             assert torch.equal(weight.main_grad, own.weight.main_grad), f"{about}, own backward"
             close(given.grad.float(), plain.grad.float(), f"{about}, gradient of x", weight.dtype)
+            own.weight.grad = None
     assert calls == [total] * len(batches) * (ADDED in mark), f"{about}: {calls}"
     assert sys.modules.get(EXTENSION) is before
     sys.modules.pop(EXTENSION, None)
@@ -156,7 +162,7 @@ def _check_rounded(layer: Any, kind: str) -> None:
     ficco.overlap(layer, strict=True, save_gathered=False)
     wanted = layer.weight.main_grad.double()
     layer.weight.grad_added_to_main_grad = False
-    for rows in (6, 4):
+    for rows in (8, 4):
         x = torch.randn(rows, 2, layer.weight.shape[1]).requires_grad_(kind == "Column")
         y = layer(x)[0]
         dy = torch.randn(y.shape)

@@ -24,7 +24,8 @@ RUNS = (
     ),
     OneRun(
         "four ranks", "overlap_worker.py", 4,
-        "forms", "by_plan", "uneven", "autotp", "sharded", "sharded_by_plan", "not_shards",
+        "forms", "by_plan", "uneven", "main_grads", "autotp", "sharded", "sharded_by_plan",
+        "not_shards",
     ),
     OneRun(
         "measures", "overlap_worker.py", 2,
