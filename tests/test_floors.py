@@ -15,10 +15,10 @@ PACKAGE = ROOT / "ficco"
 # A room imports from rooms before it in this list, and from itself.
 ROOMS = (
     "core", "operators", "plan", "verifier", "lowering", "program", "kernels", "engine",
-    "runtime", "measure", "api", "device", "cli", "__main__",
+    "runtime", "measure", "api", "device", "integrations", "cli", "__main__",
 )  # fmt: skip
 HEAVY = {"torch", "cupy", "triton"}
-MAY_USE_TORCH = {"kernels", "engine", "runtime", "measure", "api", "device"}
+MAY_USE_TORCH = {"kernels", "engine", "runtime", "measure", "api", "device", "integrations"}
 MAY_USE_TORCH |= {"core.private", "cli.packing", "cli.sweeping"}
 MOST_LINES = 500
 

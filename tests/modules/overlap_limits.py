@@ -33,9 +33,7 @@ from ficco.operators.functions import as_matrix
 from ficco.runtime.bound import BOUND_PROGRAMS
 
 sys.path.insert(0, str(Path(__file__).parent))
-import megatron_double
 from llama import Llama, Mlp, plain, sequence
-from megatron_check import megatron_layers
 from overlap_results import Counted, close, forms, gradients, model, refused, tokens, whole
 
 
@@ -398,32 +396,6 @@ def serving(mesh: DeviceMesh) -> None:
     ficco.close(mesh)
 
 
-def megatron(mesh: DeviceMesh) -> None:
-    """Stand-ins for Megatron-Core's layers, with its attributes; see frameworks_worker.py."""
-    rank, world = mesh.get_local_rank(), mesh.size()
-    megatron_layers(rank, world, megatron_double, megatron_double.config)
-    shared = {"skip_bias_add": False, "tp_group": dist.group.WORLD}
-    config = megatron_double.config(False)
-    gathers = megatron_double.ColumnParallelLinear(6, 8, True, config=config, **shared)
-    refused(lambda: ficco.overlap(gathers, strict=True), "it gathers its output")
-    config.gradient_accumulation_fusion = True
-    fused = megatron_double.ColumnParallelLinear(6, 8, config=config, **shared)
-    refused(lambda: ficco.overlap(fused, strict=True), "gradient_accumulation_fusion")
-    config.gradient_accumulation_fusion = False
-    layer = ficco.overlap(megatron_double.ColumnParallelLinear(6, 8, config=config, **shared))
-    x = torch.ones(2, 6)
-    other = torch.zeros(8 // world, 6)
-    assert torch.equal(layer(x, other)[0], torch.zeros(2, 8 // world)), "a weight that is passed"
-    gathered = layer(x, runtime_gather_output=True)[0]
-    assert gathered.shape == (2, 8) and "runtime_gather_output" in ficco.explain(layer)
-    try:
-        layer(x, torch.zeros(3, 3))
-    except RuntimeError as error:
-        assert "supplied weight" in str(error)
-    else:
-        raise AssertionError("a weight of another shape was taken")
-
-
 def sharded(mesh: DeviceMesh) -> None:
     """Tensor parallelism within FSDP, overlapped before or after it, as without ficco."""
     grid = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("dp", "tp"))
@@ -495,6 +467,6 @@ CHECKS = {
     check.__name__: check
     for check in (
         options, identity, uneven, refusals, half_way, by_plan, by_name, copies,
-        deep, alone, disabled, serving, megatron, sharded, sharded_by_plan,
+        deep, alone, disabled, serving, sharded, sharded_by_plan,
     )
 }  # fmt: skip

@@ -13,7 +13,8 @@ RUNS = (
     OneRun(
         "two ranks", "overlap_worker.py", 2,
         "forms", "guesses", "sharing", "apart", "checkpoints", "training", "options", "identity",
-        "by_plan", "by_name", "copies", "deep", "megatron", "autotp", "refusals", "schedules",
+        "by_plan", "by_name", "copies", "deep", "megatron", "main_grads",
+        "transformer_engine", "autotp", "refusals", "schedules",
         "not_shards", "half_way", "keeps_gather", "parametrized", "brought", "traced", "uneven",
         "disabled", "serving", "alone", "entries", "summed", "adapters", "shallow",
     ),
@@ -23,7 +24,8 @@ RUNS = (
     ),
     OneRun(
         "four ranks", "overlap_worker.py", 4,
-        "forms", "by_plan", "uneven", "autotp", "sharded", "sharded_by_plan", "not_shards",
+        "forms", "by_plan", "uneven", "main_grads", "autotp", "sharded", "sharded_by_plan",
+        "not_shards",
     ),
     OneRun(
         "measures", "overlap_worker.py", 2,

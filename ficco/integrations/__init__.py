@@ -1,0 +1,1 @@
+"""Plugins and overrides for other frameworks; `import ficco` imports none of them."""
