@@ -1,7 +1,7 @@
 """A rank that overlaps models of other libraries.
 
 python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft`,
-`megatron` or `deepspeed`.
+`megatron`, `deepspeed` or `torchtitan`.
 """
 
 from __future__ import annotations
@@ -259,6 +259,15 @@ def deepspeed(rank: int, world: int, folder: Path) -> None:
     # With a bias its own row layer fails where gradients are recorded: it adds in place to a view.
     autotp_layers(rank, world, given, biases=(False,))
     autotp_left(given)
+
+
+def torchtitan(rank: int, world: int, folder: Path) -> None:
+    """A block as the stand-ins have it, and a whole Llama; four ranks are two by two with FSDP."""
+    from torchtitan_llama import blocks, llama
+
+    if world == 2:
+        blocks()
+    llama(rank, world)
 
 
 def main() -> None:

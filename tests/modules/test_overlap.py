@@ -57,6 +57,8 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
         ("peft", 2, "peft", ("transformers", "accelerate", "peft")),
         ("megatron", 2, "megatron", ("megatron.core",)),
         ("deepspeed", 2, "deepspeed", ("deepspeed",)),
+        ("torchtitan", 2, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan", 4, "torchtitan", ("torchtitan.trainer",)),
     ],
 )
 def test_other_libraries(
