@@ -1,7 +1,7 @@
 """A rank that overlaps models of other libraries.
 
 python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft`,
-`megatron`, `deepspeed` or `torchtitan`.
+`megatron`, `deepspeed`, or `torchtitan` and one of its backends.
 """
 
 from __future__ import annotations
@@ -261,13 +261,13 @@ def deepspeed(rank: int, world: int, folder: Path) -> None:
     autotp_left(given)
 
 
-def torchtitan(rank: int, world: int, folder: Path) -> None:
+def torchtitan(rank: int, world: int, folder: Path, backend: str) -> None:
     """A block as the stand-ins have it, and a whole Llama; four ranks are two by two with FSDP."""
     from torchtitan_llama import blocks, llama
 
-    if world == 2:
+    if world == 2 and backend == "spmd_types":
         blocks()
-    llama(rank, world)
+    llama(backend)
 
 
 def main() -> None:
@@ -279,7 +279,7 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     check: Any = globals()[what]
-    check(rank, world, Path(store).parent)
+    check(rank, world, Path(store).parent, *sys.argv[5:])
     ficco.close()
     dist.destroy_process_group()
     print("right")

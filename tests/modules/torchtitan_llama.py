@@ -6,6 +6,7 @@ Attention is PyTorch's scaled_dot_product_attention, because torchtitan's runs o
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from torchtitan.tools import utils as tools
 from torchtitan_check import BOTH, CHECKS, HEAD, Case
 
 STEPS, TOKENS, BATCH = 5, 16, 3
-NEWER = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 class Setup(NamedTuple):
@@ -41,7 +41,7 @@ class Setup(NamedTuple):
         dist_gemm: whether the overridden config is of torchtitan's own overlap, which no CPU runs.
         checkpoint: "full", "selective" or "no".
         compiled: whether torch.compile compiles each block.
-        fsdp: whether FSDP shards parameters; it needs PyTorch 2.14 with the backend spmd_types.
+        fsdp: whether FSDP shards parameters.
         typed: whether types are checked.
     """
 
@@ -55,19 +55,19 @@ class Setup(NamedTuple):
     typed: bool = False
 
 
-TWO = [
-    *[Setup(sp=sp, fused=fused) for sp in (True, False) for fused in (True, False)],
-    *[Setup("partial_dtensor", sp, fused) for sp, fused in ((True, True), (False, False))],
-    Setup(dist_gemm=True),
-    Setup(checkpoint="full"),
-    Setup(checkpoint="selective", sp=False),
-    Setup(compiled=True),
-]
-FOUR = [Setup(backend, fsdp=True) for backend in ("partial_dtensor", "full_dtensor")]
-if NEWER:
-    FOUR += [
+SETUPS = {  # by backend and number of ranks; a process has one backend, as torchtitan's have
+    ("spmd_types", 2): [
+        *[Setup(sp=sp, fused=fused) for sp in (True, False) for fused in (True, False)],
+        Setup(dist_gemm=True), Setup(checkpoint="full"), Setup(checkpoint="selective", sp=False),
+        Setup(compiled=True),
+    ],
+    ("partial_dtensor", 2): [Setup("partial_dtensor", on, on) for on in (True, False)],
+    ("spmd_types", 4): [
         Setup(sp=sp, fsdp=True, typed=typed) for sp in (True, False) for typed in (True, False)
-    ]
+    ],
+    ("partial_dtensor", 4): [Setup("partial_dtensor", fsdp=True)],
+    ("full_dtensor", 4): [Setup("full_dtensor", sp, fsdp=True) for sp in (True, False)],
+}  # fmt: skip
 
 
 tools.device_type, parallel_dims.device_type = "cpu", "cpu"  # it would take GPUs
@@ -110,9 +110,9 @@ class Results(NamedTuple):
     ended: dict[str, torch.Tensor]
 
 
-def llama(rank: int, world: int) -> None:
-    """Run all setups for a world of two or four ranks."""
-    for setup in TWO if world == 2 else FOUR:
+def llama(backend: str) -> None:
+    """Run all setups of a backend and the number of ranks."""
+    for setup in SETUPS[backend, dist.get_world_size()]:
         wanted = run(setup._replace(dist_gemm=False), False)
         found = run(setup, True)
         assert list(found.begun) == list(wanted.begun), setup
@@ -127,6 +127,13 @@ def llama(rank: int, world: int) -> None:
             gap(found.ended[name], value, 2e-3, f"{setup}: {name} after {STEPS} steps")
 
 
+@cache
+def dims_of(backend: str) -> Any:
+    """Return torchtitan's meshes, which a process has once."""
+    settings = ParallelismConfig(tensor_parallel_degree=2, spmd_backend=backend)
+    return ParallelDims.from_config(settings, dist.get_world_size())
+
+
 def gap(found: torch.Tensor, wanted: torch.Tensor, within: float, about: str) -> None:
     off = (found - wanted).abs().max() / wanted.abs().max()
     assert off <= within, f"{about} is off by {off}, more than {within}"
@@ -138,7 +145,7 @@ def run(setup: Setup, ours: bool) -> Results:
     settings = ParallelismConfig(
         tensor_parallel_degree=2, enable_sequence_parallel=setup.sp, spmd_backend=setup.backend
     )
-    dims = ParallelDims.from_config(settings, dist.get_world_size())
+    dims = dims_of(setup.backend)
     model = built(setup, ours, settings, dims)
     begun = whole(model.state_dict())
     context = utils.get_spmd_context(parallel_dims=dims, spmd_typechecking=setup.typed)
