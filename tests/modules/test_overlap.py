@@ -61,6 +61,7 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
         ("torchtitan spmd_types", 4, "torchtitan", ("torchtitan.trainer",)),
         ("torchtitan partial_dtensor", 2, "torchtitan", ("torchtitan.trainer",)),
         ("torchtitan partial_dtensor", 4, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan full_dtensor", 2, "torchtitan", ("torchtitan.trainer",)),
         ("torchtitan full_dtensor", 4, "torchtitan", ("torchtitan.trainer",)),
     ],
 )

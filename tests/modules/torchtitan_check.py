@@ -244,6 +244,8 @@ def left(case: Case) -> None:
         ("feed_forward", lambda c: changed(c, w2=changed(c.w2, bias=True)), "the bias of its last"),
         ("feed_forward", lambda c: changed(c, w2=laid_out(c.w2, out_dst_shardings=sums)),
          splits),
+        ("feed_forward", lambda c: changed(c, w2=laid_out(c.w2, out_src_shardings=hidden["x"])),
+         splits),
         ("feed_forward", lambda c: changed(c, sharding_config=None), splits),
         ("feed_forward", lambda c: laid_out(c, in_dst_shardings=None), splits),
         ("feed_forward", lambda c: laid_out(c, in_src_shardings=hidden), splits),

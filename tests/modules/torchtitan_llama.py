@@ -43,6 +43,7 @@ class Setup(NamedTuple):
         compiled: whether torch.compile compiles each block.
         fsdp: whether FSDP shards parameters.
         typed: whether types are checked.
+        tp: the degree of tensor parallelism.
     """
 
     backend: str = "spmd_types"
@@ -53,6 +54,7 @@ class Setup(NamedTuple):
     compiled: bool = False
     fsdp: bool = False
     typed: bool = False
+    tp: int = 2
 
 
 SETUPS = {  # by backend and number of ranks; a process has one backend, as torchtitan's have
@@ -66,6 +68,7 @@ SETUPS = {  # by backend and number of ranks; a process has one backend, as torc
         Setup(sp=sp, fsdp=True, typed=typed) for sp in (True, False) for typed in (True, False)
     ],
     ("partial_dtensor", 4): [Setup("partial_dtensor", fsdp=True)],
+    ("full_dtensor", 2): [Setup("full_dtensor", fsdp=True, tp=1)],
     ("full_dtensor", 4): [Setup("full_dtensor", sp, fsdp=True) for sp in (True, False)],
 }  # fmt: skip
 
@@ -128,9 +131,9 @@ def llama(backend: str) -> None:
 
 
 @cache
-def dims_of(backend: str) -> Any:
+def dims_of(backend: str, tp: int) -> Any:
     """Return torchtitan's meshes, which a process has once."""
-    settings = ParallelismConfig(tensor_parallel_degree=2, spmd_backend=backend)
+    settings = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend=backend)
     return ParallelDims.from_config(settings, dist.get_world_size())
 
 
@@ -143,9 +146,10 @@ def run(setup: Setup, ours: bool) -> Results:
     """Train a model for some steps."""
     utils.set_spmd_backend(setup.backend)
     settings = ParallelismConfig(
-        tensor_parallel_degree=2, enable_sequence_parallel=setup.sp, spmd_backend=setup.backend
-    )
-    dims = dims_of(setup.backend)
+        tensor_parallel_degree=setup.tp, enable_sequence_parallel=setup.sp,
+        spmd_backend=setup.backend,
+    )  # fmt: skip
+    dims = dims_of(setup.backend, setup.tp)
     model = built(setup, ours, settings, dims)
     begun = whole(model.state_dict())
     context = utils.get_spmd_context(parallel_dims=dims, spmd_typechecking=setup.typed)
@@ -218,7 +222,7 @@ def built(setup: Setup, ours: bool, settings: Any, dims: Any) -> Any:
 
 def inputs(setup: Setup, dims: Any, step: int) -> Any:
     """Return tokens, labels and positions; ranks of one tensor-parallel group have the same."""
-    drawn = torch.Generator().manual_seed(100 * step + dist.get_rank() // 2)
+    drawn = torch.Generator().manual_seed(100 * step + dist.get_rank() // setup.tp)
     words = torch.randint(2048, (BATCH, TOKENS + 1), generator=drawn)
     given = words[:, :-1], words[:, 1:], {"positions": torch.arange(TOKENS).repeat(BATCH, 1)}
     if setup.backend == "spmd_types":
