@@ -115,7 +115,7 @@ def _overridden(kind: str, make: Callable[..., Any], config: Any, schedule: str)
     try:
         return make(config, schedule=schedule, name=name)
     except Unfit as why:
-        told = f"{type(config).__qualname__.removesuffix('.Config')}: {why}"
+        told = f"{_class_of(config)}: {why}"
         if told not in _told:
             _told.add(told)
             log.warning("torchtitan's %s is left as it is; %s", name, told)
@@ -201,13 +201,13 @@ def _boundary(block: Any, columns: list[Any], row: Any, dist_gemm: bool) -> Boun
         known = (titan.Linear, titan.RowParallelLinear) if linear is row else (titan.Linear,)
         _check_class(linear, f"a linear layer of it is a {_class_of(linear)}", *known)
     if row.bias:
-        raise Unfit("the bias of its last linear layer, which torchtitan adds on every rank")
+        raise Unfit("its last linear layer has a bias, which torchtitan adds on every rank")
     shardings = [linear.sharding_config for linear in (*columns, row)]
     if None in shardings:
         raise Unfit("its linear layers have no sharding config")
     results = [sharding.out_src_shardings for sharding in shardings[:-1]]
     if any(_type(layout, _TP) != spmd.S(-1) for layout in results):
-        raise Unfit("its first linear layers are not split by columns")
+        raise Unfit("its first linear layers do not have the layouts of a dense layer's")
     if _type(results[0], _CP) != spmd.S(1):
         raise Unfit("its activations are not [batch, sequence, hidden]")
     if dist_gemm:
@@ -240,4 +240,4 @@ def _check_class(config: Any, why: str, *known: Any) -> None:
 
 
 def _class_of(config: Any) -> str:
-    return type(config).__qualname__.removesuffix(".Config")
+    return f"{type(config).__module__}.{type(config).__qualname__}".removesuffix(".Config")

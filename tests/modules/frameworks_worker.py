@@ -1,7 +1,7 @@
 """A rank that overlaps models of other libraries.
 
 python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft`,
-`megatron`, `deepspeed`, or `torchtitan` and one of its backends.
+`megatron`, `deepspeed`, or `torchtitan` and a name of setups in `torchtitan_llama.py`.
 """
 
 from __future__ import annotations
@@ -261,13 +261,13 @@ def deepspeed(rank: int, world: int, folder: Path) -> None:
     autotp_left(given)
 
 
-def torchtitan(rank: int, world: int, folder: Path, backend: str) -> None:
+def torchtitan(rank: int, world: int, folder: Path, name: str) -> None:
     """A block as the stand-ins have it, and a whole Llama; four ranks are two by two with FSDP."""
     from torchtitan_llama import blocks, llama
 
-    if world == 2 and backend == "spmd_types":
+    if world == 2 and name == "spmd_types":
         blocks()
-    llama(backend)
+    llama(name)
 
 
 def main() -> None:

@@ -59,6 +59,7 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
         ("deepspeed", 2, "deepspeed", ("deepspeed",)),
         ("torchtitan spmd_types", 2, "torchtitan", ("torchtitan.trainer",)),
         ("torchtitan spmd_types", 4, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan context_parallel", 4, "torchtitan", ("torchtitan.trainer",)),
         ("torchtitan partial_dtensor", 2, "torchtitan", ("torchtitan.trainer",)),
         ("torchtitan partial_dtensor", 4, "torchtitan", ("torchtitan.trainer",)),
         ("torchtitan full_dtensor", 2, "torchtitan", ("torchtitan.trainer",)),

@@ -238,10 +238,11 @@ def left(case: Case) -> None:
         ("feed_forward", lambda c: changed(c, w1=changed(c.w1, sharding_config=None)),
          "its linear layers have no sharding config"),
         ("feed_forward", lambda c: changed(c, w3=laid_out(c.w3, out_src_shardings=sums)),
-         "its first linear layers are not split by columns"),
+         "its first linear layers do not have the layouts"),
         ("feed_forward", lambda c: changed(c, w1=laid_out(c.w1, out_src_shardings=flat)),
          "its activations are not [batch, sequence, hidden]"),
-        ("feed_forward", lambda c: changed(c, w2=changed(c.w2, bias=True)), "the bias of its last"),
+        ("feed_forward", lambda c: changed(c, w2=changed(c.w2, bias=True)),
+         "its last linear layer has a bias"),
         ("feed_forward", lambda c: changed(c, w2=laid_out(c.w2, out_dst_shardings=sums)),
          splits),
         ("feed_forward", lambda c: changed(c, w2=laid_out(c.w2, out_src_shardings=hidden["x"])),
@@ -288,7 +289,7 @@ def options(case: Case) -> None:
         ({"schedule": 3}, "schedule: int found"),
     ):
         refused(ficco.InputError, why, case.overridden, case.config(), **given)
-    refused(TypeError, "shedule", case.overridden, case.config(), shedule="serial")
+    refused(TypeError, "chunks", case.overridden, case.config(), chunks=4)
     config = case.config()
     case.overridden(config, schedule="gather_sm")
     refused(ficco.ScheduleError, "give the override another one", case.built, config)

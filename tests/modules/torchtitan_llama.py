@@ -6,6 +6,7 @@ Attention is PyTorch's scaled_dot_product_attention, because torchtitan's runs o
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import scaled_dot_product_attention
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.config.override import OverrideConfig, apply_overrides
 from torchtitan.distributed import ParallelDims, full_dtensor, parallel_dims, utils
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.spmd_types import annotate_input_spmd_types
-from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder_sharding import set_gqa_inner_attention_local_map
 from torchtitan.models.common.rope import ComplexRoPE
@@ -43,7 +45,7 @@ class Setup(NamedTuple):
         compiled: whether torch.compile compiles each block.
         fsdp: whether FSDP shards parameters.
         typed: whether types are checked.
-        tp: the degree of tensor parallelism.
+        tp, cp: the degrees of tensor and of context parallelism.
     """
 
     backend: str = "spmd_types"
@@ -55,9 +57,10 @@ class Setup(NamedTuple):
     fsdp: bool = False
     typed: bool = False
     tp: int = 2
+    cp: int = 1
 
 
-SETUPS = {  # by backend and number of ranks; a process has one backend, as torchtitan's have
+SETUPS = {  # by name and number of ranks; a process has one backend, as torchtitan's have
     ("spmd_types", 2): [
         *[Setup(sp=sp, fused=fused) for sp in (True, False) for fused in (True, False)],
         Setup(dist_gemm=True), Setup(checkpoint="full"), Setup(checkpoint="selective", sp=False),
@@ -67,6 +70,7 @@ SETUPS = {  # by backend and number of ranks; a process has one backend, as torc
     ("spmd_types", 4): [
         Setup(sp=sp, fsdp=True, typed=typed) for sp in (True, False) for typed in (True, False)
     ],
+    ("context_parallel", 4): [Setup(cp=2), Setup(sp=False, fused=False, cp=2)],
     ("partial_dtensor", 4): [Setup("partial_dtensor", fsdp=True)],
     ("full_dtensor", 2): [Setup("full_dtensor", fsdp=True, tp=1)],
     ("full_dtensor", 4): [Setup("full_dtensor", sp, fsdp=True) for sp in (True, False)],
@@ -96,6 +100,23 @@ def blocks() -> None:
         check(case)
 
 
+class GatheredAttention(FlexAttention):
+    """Attention to all keys of all ranks, for context parallelism; it replaces one for GPUs."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config):
+        pass
+
+    def __init__(self, config: Any) -> None:
+        torch.nn.Module.__init__(self)
+
+    def forward(
+        self, q_BLNH: Any, k_BLNH: Any, v_BLNH: Any, *, enable_gqa: bool, **options: Any  # noqa: N803
+    ) -> Any:  # fmt: skip
+        heads = [each.transpose(1, 2) for each in (q_BLNH, k_BLNH, v_BLNH)]
+        return scaled_dot_product_attention(*heads, enable_gqa=enable_gqa).transpose(1, 2)
+
+
 class Results(NamedTuple):
     """What a model computed.
 
@@ -113,9 +134,9 @@ class Results(NamedTuple):
     ended: dict[str, torch.Tensor]
 
 
-def llama(backend: str) -> None:
-    """Run all setups of a backend and the number of ranks."""
-    for setup in SETUPS[backend, dist.get_world_size()]:
+def llama(setups: str) -> None:
+    """Run all setups of a name and the number of ranks."""
+    for setup in SETUPS[setups, dist.get_world_size()]:
         wanted = run(setup._replace(dist_gemm=False), False)
         found = run(setup, True)
         assert list(found.begun) == list(wanted.begun), setup
@@ -131,9 +152,11 @@ def llama(backend: str) -> None:
 
 
 @cache
-def dims_of(backend: str, tp: int) -> Any:
+def dims_of(backend: str, tp: int, cp: int) -> Any:
     """Return torchtitan's meshes, which a process has once."""
-    settings = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend=backend)
+    settings = ParallelismConfig(
+        tensor_parallel_degree=tp, context_parallel_degree=cp, spmd_backend=backend
+    )
     return ParallelDims.from_config(settings, dist.get_world_size())
 
 
@@ -146,10 +169,10 @@ def run(setup: Setup, ours: bool) -> Results:
     """Train a model for some steps."""
     utils.set_spmd_backend(setup.backend)
     settings = ParallelismConfig(
-        tensor_parallel_degree=setup.tp, enable_sequence_parallel=setup.sp,
-        spmd_backend=setup.backend,
+        tensor_parallel_degree=setup.tp, context_parallel_degree=setup.cp,
+        enable_sequence_parallel=setup.sp, spmd_backend=setup.backend,
     )  # fmt: skip
-    dims = dims_of(setup.backend, setup.tp)
+    dims = dims_of(setup.backend, setup.tp, setup.cp)
     model = built(setup, ours, settings, dims)
     begun = whole(model.state_dict())
     context = utils.get_spmd_context(parallel_dims=dims, spmd_typechecking=setup.typed)
@@ -176,13 +199,14 @@ def built(setup: Setup, ours: bool, settings: Any, dims: Any) -> Any:
     """Return a model as torchtitan's trainer makes it."""
     config = llama3_configs["debugmodel"](attn_backend="varlen")
     config.layers = config.layers[:2]
+    inner = GatheredAttention if setup.cp > 1 else ScaledDotProductAttention
     for layer in config.layers:
         attention, hidden = layer.attention, layer.feed_forward.w1.out_features
         init = layer.feed_forward.w1.param_init
         backend = "dist_gemm" if setup.dist_gemm else "default"
         layer.attention = make_gqa_config(
             dim=attention.dim, n_heads=16, n_kv_heads=4, wqkv_param_init=init, wo_param_init=init,
-            inner_attention=ScaledDotProductAttention.Config(), rope=attention.rope,
+            inner_attention=inner.Config(), rope=attention.rope,
             fuse_qkv=setup.fused, tp_gemm_backend=backend,
         )  # fmt: skip
         layer.feed_forward = make_ffn_config(
@@ -222,9 +246,14 @@ def built(setup: Setup, ours: bool, settings: Any, dims: Any) -> Any:
 
 def inputs(setup: Setup, dims: Any, step: int) -> Any:
     """Return tokens, labels and positions; ranks of one tensor-parallel group have the same."""
-    drawn = torch.Generator().manual_seed(100 * step + dist.get_rank() // setup.tp)
+    copy, part = divmod(dist.get_rank() // setup.tp, setup.cp)
+    drawn = torch.Generator().manual_seed(100 * step + copy)
     words = torch.randint(2048, (BATCH, TOKENS + 1), generator=drawn)
-    given = words[:, :-1], words[:, 1:], {"positions": torch.arange(TOKENS).repeat(BATCH, 1)}
+    positions = torch.arange(TOKENS).repeat(BATCH, 1)
+    tokens, labels, places = (
+        each.chunk(setup.cp, 1)[part] for each in (words[:, :-1], words[:, 1:], positions)
+    )
+    given = tokens, labels, {"positions": places}
     if setup.backend == "spmd_types":
         return annotate_input_spmd_types(dims, *given)
     if setup.backend == "full_dtensor":
