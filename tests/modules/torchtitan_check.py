@@ -304,7 +304,7 @@ def options(case: Case) -> None:
     block, context = case.built(config)
     begin = time.monotonic()
     with context():
-        refused(ficco.EngineError, "", block, input_of(True))
+        refused(ficco.EngineError, "runs another call than rank", block, input_of(True))
     assert time.monotonic() - begin < 10
     dist.barrier()
     ficco.reset()
