@@ -28,12 +28,14 @@ from ficco.plan.schedule import Schedule
 
 if importlib.util.find_spec("torchtitan") is None:
     raise ImportError(
-        "torchtitan is not installed, whose overrides ficco.integrations.torchtitan has; run "
-        "`pip install torchtitan`"
+        "torchtitan is not installed; run `pip install torchtitan`, whose layers "
+        "ficco.integrations.torchtitan overrides"
     )
 titan, missing = torchtitan_names()
 if {"override", "Configurable"} - vars(titan).keys():
-    raise ImportError(f"ficco needs overrides of torchtitan; this release has no {missing}")
+    raise ImportError(
+        f"the installed torchtitan has no {', '.join(missing)}; release 0.3 or newer is needed"
+    )
 if missing:
     log.warning(
         "torchtitan is left as it is, without ficco: the installed release has no %s",

@@ -40,13 +40,20 @@ def run_code(code: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_torchtitan_is_not_installed(torch: Any) -> None:
+@pytest.mark.parametrize(
+    ("prepared", "why"),
+    [
+        ("import sys; sys.modules['torchtitan'] = None", "torchtitan is not installed"),
+        ("import torchtitan_double; torchtitan_double.install('override')", "0.3 or newer"),
+    ],
+)
+def test_there_are_no_overrides(prepared: str, why: str, torch: Any) -> None:
     code = (
-        "import sys; sys.modules['torchtitan'] = None\n"
+        f"{prepared}\n"
         "try: import ficco.integrations.torchtitan\n"
         "except ImportError as error: print(error)"
     )
-    assert "torchtitan is not installed" in run_code(code)
+    assert why in run_code(code)
 
 
 @pytest.mark.parametrize(
