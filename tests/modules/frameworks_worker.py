@@ -1,7 +1,7 @@
 """A rank that overlaps models of other libraries.
 
 python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft`,
-`megatron` or `deepspeed`.
+`megatron`, `deepspeed`, or `torchtitan` and a name of setups in `torchtitan_llama.py`.
 """
 
 from __future__ import annotations
@@ -321,6 +321,15 @@ def deepspeed(rank: int, world: int, folder: Path) -> None:
     autotp_left(given)
 
 
+def torchtitan(rank: int, world: int, folder: Path, name: str) -> None:
+    """A block as the stand-ins have it, and a whole Llama; four ranks are two by two with FSDP."""
+    from torchtitan_llama import blocks, llama
+
+    if world == 2 and name == "spmd_types":
+        blocks()
+    llama(name)
+
+
 def main() -> None:
     store, rank, world, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
@@ -330,7 +339,7 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     check: Any = globals()[what]
-    check(rank, world, Path(store).parent)
+    check(rank, world, Path(store).parent, *sys.argv[5:])
     ficco.close()
     dist.destroy_process_group()
     print("right")

@@ -1,13 +1,17 @@
 """Private attributes of Megatron-Core's, Hugging Face's, PEFT's and DeepSpeed's objects, by name.
 
-If an attribute is absent, `getattr` and `get` return None.
+If an attribute is absent, `getattr` and `get` return None. Names of torchtitan, which documents
+none, are here, too. Its integration needs all of them.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+
+from ficco.core.private.finding import resolve
 
 OFFLOADING = "_cpu_offloading_context"
 """Attribute of a Megatron-Core config, set while activations are offloaded. Layers are then left
@@ -73,3 +77,34 @@ def style_name(style: Any) -> str:
     registered = getattr(library, "ALL_PARALLEL_STYLES", {})
     names = (name for name, each in registered.items() if each is style)
     return next(names, type(style).__name__)
+
+
+_TORCHTITAN = """
+    torchtitan.config.override:override torchtitan.config.override:derive
+    torchtitan.config:Configurable
+    torchtitan.distributed.parallel_dims:SpmdLayout
+    torchtitan.distributed.parallel_dims:ParallelDims.get_dense_tp_mesh
+    torchtitan.models.common.attention:BaseAttention
+    torchtitan.models.common.attention:GQAttention
+    torchtitan.models.common.attention:QKVLinear
+    torchtitan.models.common.attention:FusedQKVLinear
+    torchtitan.models.common.decoder_sharding:dense_sequence_parallel_placement
+    torchtitan.models.common.dist_gemm:AllGatherFusedFeedForward
+    torchtitan.models.common.dist_gemm:AllGatherFusedQKVLinear
+    torchtitan.models.common.dist_gemm:RowParallelLinear
+    torchtitan.models.common.feed_forward:FeedForward
+    torchtitan.models.common.linear:Linear
+    torchtitan.protocols.sharding:LocalMapConfig torchtitan.protocols.sharding:ShardingConfig
+    torchtitan.protocols.sharding:spmd
+"""
+
+
+def torchtitan_names() -> tuple[Any, list[str]]:
+    """Return torchtitan's objects by the last part of their name, and the names that are absent."""
+    found, missing = SimpleNamespace(), []
+    for name in _TORCHTITAN.split():
+        try:
+            setattr(found, name.rpartition(":")[2], resolve(name))
+        except (ImportError, AttributeError):
+            missing.append(name)
+    return found, missing
