@@ -1,15 +1,18 @@
 """Private attributes of Megatron-Core's, Hugging Face's, PEFT's and DeepSpeed's objects, by name.
 
-If an attribute is absent, `getattr` and `get` return None. Names of torchtitan, which documents
-none, are here, too. Its integration needs all of them.
+If an attribute is absent, `getattr` and `get` return None. Modules of `ficco.integrations` check the
+names that they need by `why_unusable`; if one is absent, they leave the framework unchanged.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+
 
 from ficco.core.private.finding import resolve
 
@@ -77,6 +80,93 @@ def style_name(style: Any) -> str:
     registered = getattr(library, "ALL_PARALLEL_STYLES", {})
     names = (name for name, each in registered.items() if each is style)
     return next(names, type(style).__name__)
+
+
+class Framework(NamedTuple):
+    """A serving framework that a plugin changes.
+
+    Attributes:
+        package: the name of its module.
+        oldest: the oldest release that the plugin supports, (major, minor) or longer.
+        names: what the plugin uses, as "module:attribute.attribute".
+    """
+
+    package: str
+    oldest: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+VLLM_LAYER = "vllm.model_executor.layers.linear:RowParallelLinear"
+VLLM_UNQUANTIZED = "vllm.model_executor.layers.linear:UnquantizedLinearMethod"
+VLLM_GEMM = "vllm.model_executor.layers.utils:default_unquantized_gemm"
+VLLM_REPLACEMENTS = "vllm.model_executor.custom_op:op_registry_oot"
+VLLM_GROUPS = "vllm.distributed.parallel_state:initialize_model_parallel"
+VLLM_GROUP = "vllm.distributed.parallel_state:get_tp_group"
+VLLM_ALL_REDUCE = "vllm.distributed:tensor_model_parallel_all_reduce"
+VLLM_WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
+VLLM_PASS = "vllm.compilation.passes.inductor_pass:get_pass_context"
+VLLM_INVARIANT = "vllm.envs:VLLM_BATCH_INVARIANT"
+VLLM = Framework(
+    "vllm", (0, 33),
+    (
+        VLLM_LAYER, VLLM_LAYER + ".register_oot", VLLM_UNQUANTIZED, VLLM_GEMM, VLLM_REPLACEMENTS,
+        VLLM_GROUPS, VLLM_GROUP, VLLM_ALL_REDUCE, VLLM_WORKER, VLLM_PASS, VLLM_INVARIANT,
+    ),
+)  # fmt: skip
+SGLANG_LAYERS = "sglang.srt.layers.linear"
+SGLANG_ROW = SGLANG_LAYERS + ":RowParallelLinear"
+SGLANG_COLUMN = SGLANG_LAYERS + ":ColumnParallelLinear"
+SGLANG_FORWARD = SGLANG_ROW + ".forward"
+SGLANG_UNQUANTIZED = "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod"
+SGLANG_SKIPPED = "sglang.srt.layers.moe.utils:should_skip_mlp_all_reduce"
+SGLANG_SP = "sglang.srt.layers.layernorm_sp:layernorm_sp_enabled"
+SGLANG_SP_TOKENS = "sglang.srt.layers.layernorm_sp:sp_num_tokens"
+SGLANG_SP_GATHER = "sglang.srt.layers.layernorm_sp:column_parallel_g_matmul"
+SGLANG_SP_SCATTER = "sglang.srt.layers.layernorm_sp:row_parallel_gbar_matmul"
+SGLANG_GROUPS = "sglang.srt.distributed.parallel_state:initialize_model_parallel"
+SGLANG_MEMORY = "sglang.srt.model_executor.model_runner:ModelRunner.alloc_memory_pool"
+SGLANG_CONTEXT = "sglang.srt.runtime_context"
+SGLANG_HOOKS = "sglang.srt.plugins.hook_registry:HookRegistry"
+SGLANG_HOOK_TYPES = "sglang.srt.plugins.hook_registry:HookType"
+SGLANG_PARALLEL, SGLANG_EXECUTION, SGLANG_SCHEDULE, SGLANG_LORA = (
+    f"{SGLANG_CONTEXT}:get_{each}" for each in ("parallel", "exec", "schedule", "lora")
+)
+SGLANG = Framework(
+    "sglang", (0, 5, 23),
+    (
+        SGLANG_ROW, SGLANG_COLUMN, SGLANG_FORWARD, SGLANG_UNQUANTIZED, SGLANG_SKIPPED, SGLANG_SP,
+        SGLANG_SP_TOKENS, SGLANG_SP_GATHER, SGLANG_SP_SCATTER, SGLANG_GROUPS, SGLANG_MEMORY,
+        SGLANG_HOOKS, SGLANG_HOOK_TYPES, SGLANG_PARALLEL, SGLANG_EXECUTION,
+        SGLANG_SCHEDULE, SGLANG_LORA,
+    ),
+)  # fmt: skip
+SGLANG_CUTLASS = "_sp_use_cutlass"
+"""Attribute of SGLang's layers: whether a kernel of SGLang multiplies and sends."""
+VLLM_GEMM_OF = "_gemm_impl"
+"""Attribute of vLLM's UnquantizedLinearMethod: the function that multiplies."""
+
+
+def release_of(package: str) -> str:
+    """Return the release of an importable package, or an empty string."""
+    return str(getattr(import_module(package), "__version__", ""))
+
+
+def why_unusable(framework: Framework) -> str:
+    """Return why a plugin cannot change a framework, or an empty string."""
+    try:
+        release = release_of(framework.package)
+    except ImportError:
+        return f"{framework.package} is not installed"
+    numbers = tuple(map(int, re.findall(r"\d+", release.split("+")[0])))
+    if numbers < framework.oldest:
+        oldest = ".".join(map(str, framework.oldest))
+        return f"its release {release!r} is not known; {oldest} or newer is needed"
+    for name in framework.names:
+        try:
+            resolve(name)
+        except (ImportError, AttributeError):
+            return f"its release {release} has no {name}"
+    return ""
 
 
 _TORCHTITAN = """
