@@ -1,7 +1,7 @@
 """Measure the start-up times on a machine that never ran ficco: window sizing and new lengths.
 
 Ranks are processes with an empty Triton cache. Unless --triton is given, importing Triton fails.
-Rank 0's wall clock times: opening the group, `size_windows` of one 70B block for 8192 rows, the
+Rank 0's wall clock times: opening the group, `reserve` of one 70B block for 8192 rows, the
 same again, and the first forward pass of new lengths, each compared with its second pass. Results
 are compared with plain PyTorch. Compilations are counted.
 
@@ -119,7 +119,7 @@ class Rank:
         opened = self.timed(lambda: ficco.prepare(self.mesh, machine="cuda", timeout_s=30.0))
         ficco.overlap(model, self.mesh, strict=True)
         sized = [
-            self.timed(lambda: ficco.size_windows(model, ROWS, backward=False)) for _ in range(2)
+            self.timed(lambda: ficco.reserve(model, ROWS, backward=False)) for _ in range(2)
         ]
         names = ("open_s", "size_windows_s", "size_windows_again_s")
         self.times |= dict(zip(names, (opened, *sized), strict=True))

@@ -74,7 +74,7 @@ def main() -> None:
     columns = {name: ColwiseParallel() for name in ("q", "k", "v", "mlp.0")}
     rows = {"o": RowwiseParallel(), "mlp.2": RowwiseParallel()}
     ficco.overlap(parallelize_module(model, mesh, columns | rows), strict=True)
-    ficco.size_windows(model, BATCH)  # windows do not grow, nor kernels load, in a capture
+    ficco.reserve(model, BATCH)  # windows do not grow, nor kernels load, in a capture
 
     decode(model, model.step)  # the first calls of every library come before a capture, too
     runs = {"eager": decode(model, model.step)}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from ficco.api.node import Node
     from ficco.api.overlapping import overlap, restore
-    from ficco.api.sizing import size_windows
+    from ficco.api.sizing import limit_windows, reserve
     from ficco.api.table_optimizers import FusedRowWiseAdagrad, FusedSGD
     from ficco.api.tuning import tune
     from ficco.core.machine import Machine
@@ -74,6 +74,7 @@ _HOMES = {
     "embedding_all_to_all": "api.functions",
     "explain": "api.explaining",
     "fallback_reason": "api.groups",
+    "limit_windows": "api.sizing",
     "load_plan": "lowering.planning",
     "lower": "lowering.planning",
     "matmul_all_reduce": "api.functions",
@@ -81,10 +82,10 @@ _HOMES = {
     "matmul_reduce_scatter": "api.functions",
     "overlap": "api.overlapping",
     "prepare": "api.groups",
+    "reserve": "api.sizing",
     "reset": "api.groups",
     "restore": "api.overlapping",
     "save_plan": "lowering.planning",
-    "size_windows": "api.sizing",
     "synchronize": "api.groups",
     "tune": "api.tuning",
     "verify": "lowering.planning",
@@ -120,6 +121,7 @@ __all__ = [
     "embedding_all_to_all",
     "explain",
     "fallback_reason",
+    "limit_windows",
     "load_plan",
     "lower",
     "matmul_all_reduce",
@@ -127,10 +129,10 @@ __all__ = [
     "matmul_reduce_scatter",
     "overlap",
     "prepare",
+    "reserve",
     "reset",
     "restore",
     "save_plan",
-    "size_windows",
     "synchronize",
     "tune",
     "verify",

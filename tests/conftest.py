@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption(
         "--require", action="append", default=[], metavar="WHAT",
         help="fail instead of skipping where WHAT (torch, transformers, peft, megatron, deepspeed, "
-        "torchrec, vllm, sglang, chromium) is missing",
+        "torchtitan, torchrec, vllm, sglang, chromium) is missing",
     )  # fmt: skip
     parser.addoption(
         "--complete", action="store_true", help="run combinations, too, that CI leaves out"

@@ -100,7 +100,7 @@ def test_every_source_says_what_lives_in_it() -> None:
 
 def test_importing_ficco_loads_nothing_heavy() -> None:
     code = (
-        "import sys, ficco; ficco.Problem; ficco.Schedule.named('serial');"
+        "import sys, ficco, ficco.integrations; ficco.Problem; ficco.Schedule.named('serial');"
         "heavy = {'torch', 'cupy', 'triton', 'numpy', 'ficco._native'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

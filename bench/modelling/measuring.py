@@ -80,12 +80,12 @@ class Place:
             self._models[key] = model
         return self._models[key]
 
-    def size_windows(self, cell: Cell, variant: str) -> None:
+    def reserve(self, cell: Cell, variant: str) -> None:
         """Size windows for the cell, as callers that capture graphs or serve do."""
         if (cell.model, variant) not in self._sized:
             self._sized.add((cell.model, variant))
             model = self.model(cell, variant)
-            ficco.size_windows(model, cell.tokens, backward=cell.mode == "training")
+            ficco.reserve(model, cell.tokens, backward=cell.mode == "training")
 
 
 class Measuring:
@@ -177,7 +177,7 @@ class Measuring:
         if variant in (cells.FICCO, cells.FICCO_COMPILED):
             if self.place.gpu and (why := ficco.fallback_reason(self.place.mesh)):
                 raise Refused(f"ficco would run plain torch.distributed: {why}")
-            self.place.size_windows(self.cell, variant)
+            self.place.reserve(self.cell, variant)
         if variant in cells.COMPILED:
             self._compile(variant, model)
         warm = 3 if variant in cells.COMPILED or self.place.gpu else 1

@@ -77,8 +77,8 @@ def start_table(document: Document) -> list[str]:
     rows = {
         "import PyTorch and open its NCCL group": f"{times['torch_and_nccl_s']:.1f} s",
         "open ficco's group": f"{times['open_s']:.2f} s",
-        f"`size_windows` for {document['rows']} rows": f"{times['size_windows_s']:.2f} s",
-        "`size_windows` again": f"{times['size_windows_again_s']:.2f} s",
+        f"`reserve` for {document['rows']} rows": f"{times['size_windows_s']:.2f} s",
+        "`reserve` again": f"{times['size_windows_again_s']:.2f} s",
         f"first pass of a new number of rows, {lengths} numbers":
             f"{1e3 * min(first):.0f} to {1e3 * max(first):.0f} ms",
         "second pass of the same number of rows":

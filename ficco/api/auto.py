@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,33 @@ if TYPE_CHECKING:
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
 AUTO = "auto"
+_MOST_TAKEN = 4096  # then all are chosen anew
+_EXACT = 64  # problems of a group that are all asked for by themselves; see `_Asked`
+
+
+class _Asked:
+    """The problem that the selector is asked for, by the problem of a call.
+
+    A choice takes about a millisecond. A server that gets prompts of ever other lengths would need
+    it in every step; so from `_EXACT` problems on, a problem takes the choice of an earlier one
+    whose rows differ by a few per cent. Ranks make the same calls, so they agree.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[Problem, Problem] = {}
+        self._near: dict[selector.Facts, Problem] = {}
+
+    def note(self, problem: Problem) -> None:
+        """Decide for which problem the selector is asked, at a call."""
+        if problem in self.of:
+            return
+        if len(self.of) >= _MOST_TAKEN:
+            self.of.clear()
+            self._near.clear()
+        first = self._near.setdefault(selector.near(selector.facts_of(problem)), problem)
+        self.of[problem] = problem if len(self.of) < _EXACT else first
+
+
 Tuned = dict[str, dict[str, selector.Choice]]  # by `tuned_key`, by regime
 tuned: WeakKeyDictionary[ProcessRuntime, Tuned] = WeakKeyDictionary()  # choices of `ficco.tune`
 _logged: set[tuple[str, ...]] = set()  # choices whose reasons were logged
@@ -32,8 +60,10 @@ _logged: set[tuple[str, ...]] = set()  # choices whose reasons were logged
 _taken: WeakKeyDictionary[ProcessRuntime, tuple[tuple[Any, ...], dict[Problem, Schedule]]] = (
     WeakKeyDictionary()
 )
+# Operators of which the log has said that the limit of windows makes them `serial`.
+_limited: WeakKeyDictionary[ProcessRuntime, set[str]] = WeakKeyDictionary()
+_asked: WeakKeyDictionary[ProcessRuntime, _Asked] = WeakKeyDictionary()
 _NAMES = ("FICCO_MACHINE", "FICCO_BOOK")  # variables of the environment that choices depend on
-_MOST_TAKEN = 4096  # then all are chosen anew
 
 
 def regime() -> str:
@@ -58,6 +88,8 @@ def automatic(
     """
     if device.type != "cuda":
         host_profile.measure_once(runtime, group, problem)
+    asked = _asked.setdefault(runtime, _Asked())
+    asked.note(problem)
     now, own = (groups.changes(), *map(os.environ.get, _NAMES)), kernels_of(runtime, device)
     since, chosen = _taken.get(runtime, ((), {}))
     if since != now or len(chosen) >= _MOST_TAKEN:
@@ -156,7 +188,7 @@ def choice(
     """Return the choice of `automatic`, with its reasons.
 
     Kernels that must be compiled, which takes seconds, are used from call number `OFTEN` of a
-    problem on, and by `size_windows`; before that, the best choice without ficco's own kernels.
+    problem on, and by `reserve`; before that, the best choice without ficco's own kernels.
 
     Args:
         problem: of this call.
@@ -188,11 +220,32 @@ def _chosen(
         return selector.plain(problem.world, runtime.machine, reason)
     alone = groups.alone() and kernels
     found = _tuned(problem, runtime, when)
-    if found is not None and _can_run(found.schedule, kernels, alone):
+    if found is None or not _can_run(found.schedule, kernels, alone):
+        machine, name = _machine_and_name(runtime, device)
+        driver = vendor().served_version() if name else None
+        asked = _asked[runtime].of.get(problem, problem) if runtime in _asked else problem
+        found = selector.automatic(asked, machine, name, when, driver, kernels, alone)
+    within = within_limit(problem, found.schedule, runtime)
+    if within is found.schedule:
         return found
-    machine, name = _machine_and_name(runtime, device)
-    driver = vendor().served_version() if name else None
-    return selector.automatic(problem, machine, name, when, driver, kernels, alone)
+    reason = "the windows of other schedules would exceed the limit"
+    return replace(selector.plain(problem.world, runtime.machine, reason), schedule=within)
+
+
+def within_limit(problem: Problem, schedule: Schedule, runtime: ProcessRuntime) -> Schedule:
+    """Return the schedule, or `serial` if its windows would exceed the group's limit.
+
+    See `ficco.limit_windows`. The log says so once per operator and group.
+    """
+    if schedule.transport == "collective" or runtime.allows(problem, schedule):
+        return schedule
+    if problem.op not in _limited.setdefault(runtime, set()):
+        _limited[runtime].add(problem.op)
+        log.warning("%s: %s needs larger windows than the %d bytes that ficco.limit_windows or "
+                    "FICCO_WINDOW_BYTES allow; such calls run serial",
+                    problem.op, schedule.name, runtime.window_limit)  # fmt: skip
+    plain = selector.serial(problem.world, runtime.machine)
+    return replace(plain, transport="collective")  # by torch.distributed, also on the CPU
 
 
 def _can_run(schedule: Schedule, kernels: bool, alone: bool) -> bool:

@@ -9,6 +9,7 @@ outputs are equal on all ranks (`matmul_all_reduce`), the loss is the common val
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -36,13 +37,24 @@ from ficco.lowering.cutting import is_edged
 from ficco.lowering.sending import sends
 from ficco.operators import registry
 from ficco.operators.functions import as_matrix
-from ficco.operators.registry import Function, Kept
+from ficco.operators.registry import Function, Kept, Sink
 from ficco.plan.schedule import Schedule
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
 Arriving = Callable[[], Tensor]
 _GROUP = -3  # index of group in the non-tensor arguments: before schedule and grain
+
+_thread = threading.local()
+
+
+def collecting(sink: Sink, function: Callable[..., Any], *args: Any) -> Any:
+    """Make an eager call with one weight, whose gradient is added to `sink`."""
+    _thread.sink = sink
+    try:
+        return function(*args)
+    finally:
+        _thread.sink = None
 
 
 class Recorded(torch.autograd.Function):
@@ -59,16 +71,16 @@ class Recorded(torch.autograd.Function):
         assert function.keep is not None
         ctx.save_for_backward(*function.keep(tensors, rest, needs, outputs))
         shapes = [None if t is None else t.shape for t in tensors]
-        ctx.ficco = (function, rest, shapes, current_layer())
+        ctx.ficco = (function, rest, shapes, current_layer(), getattr(_thread, "sink", None))
         return tuple(outputs if function.visible is None else outputs[: function.visible(rest)])
 
     @staticmethod
     def backward(ctx: Any, *dys: Maybe) -> Any:
         """Return the gradients of the tensors."""
-        function, rest, shapes, layer = ctx.ficco
+        function, rest, shapes, layer, sink = ctx.ficco
         try:
             refuse_second(function.name)
-            kept = kept_of(ctx, rest, ctx.needs_input_grad[2:], shapes)
+            kept = kept_of(ctx, rest, ctx.needs_input_grad[2:], shapes, sink)
             with DisableAutocast():  # formulas choose their dtypes
                 return (None, None, *naming(layer, function.gradient, GRADIENTS, kept, dys))
         except Exception as error:
@@ -128,7 +140,13 @@ def _version_of(sent: Maybe) -> int:
     return 0 if sent is None else version_of(sent)
 
 
-def kept_of(ctx: Any, rest: tuple[Any, ...], needs: Sequence[bool], shapes: Sequence[Any]) -> Kept:
+def kept_of(
+    ctx: Any,
+    rest: tuple[Any, ...],
+    needs: Sequence[bool],
+    shapes: Sequence[Any],
+    sink: Sink | None = None,
+) -> Kept:
     """Return what a call has kept for the backward that is running.
 
     Args:
@@ -136,12 +154,13 @@ def kept_of(ctx: Any, rest: tuple[Any, ...], needs: Sequence[bool], shapes: Sequ
         rest: its arguments that are not tensors.
         needs: per tensor, whether the graph has its gradient.
         shapes: of the tensors.
+        sink: see `Kept`.
     """
     asked, wanted = needs, needs.count(True)
     if wanted > 1 and not torch.compiler.is_dynamo_compiling():
         asked = executed(needs, ctx.next_functions)
     arrivals = _Arrivals(ctx, asked.count(True) < wanted and keeps_graph())
-    return Kept(ctx.saved_tensors, rest, asked, shapes, arrivals)
+    return Kept(ctx.saved_tensors, rest, asked, shapes, arrivals, sink)
 
 
 def refuse_second(name: str) -> None:
@@ -210,14 +229,26 @@ class Gradients:
         products: list[Tensor] = cls.mirror("all_gather_matmul", args)
         return products
 
-    @staticmethod
-    def multiply(gathered: Tensor, operands: Sequence[Tensor], axes: Sequence[str]) -> list[Tensor]:
-        """Multiply a gathered matrix with every operand along its axis."""
+    @classmethod
+    def multiply(
+        cls,
+        gathered: Tensor,
+        operands: Sequence[Tensor],
+        axes: Sequence[str],
+        sink: Sink | None = None,
+    ) -> list[Maybe]:
+        """Multiply a gathered matrix with every operand along its axis; see `weight_gradient`."""
         return [
-            # with the layout of a linear layer's transposed weight
-            (operand.t() @ gathered).t() if axis == "contraction" else gathered @ operand
+            cls.weight_gradient(gathered, operand, sink)
+            if axis == "contraction"
+            else gathered @ operand
             for operand, axis in zip(operands, axes, strict=True)
         ]
+
+    @staticmethod
+    def weight_gradient(x: Tensor, dy: Tensor, sink: Sink | None) -> Maybe:
+        """Return x^T dy with the layout of a linear layer's transposed weight, or add it."""
+        return (dy.t() @ x).t() if sink is None else sink.add_product(x, dy)
 
     @staticmethod
     def return_bags(

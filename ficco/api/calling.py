@@ -15,7 +15,14 @@ import torch
 
 from ficco.api import groups, tuning
 from ficco.api.arguments import check_dense, check_held, process_group
-from ficco.api.auto import AUTO, automatic, regime, schedule_for_capture, waits_for_kernels
+from ficco.api.auto import (
+    AUTO,
+    automatic,
+    regime,
+    schedule_for_capture,
+    waits_for_kernels,
+    within_limit,
+)
 from ficco.api.call_cache import (
     CachedCall,
     keep,
@@ -166,7 +173,10 @@ class Call:
         if named is None and (context := tuning.due(problem, runtime)):
             make = partial(self._on_host_by, problem, tensors)
             tuning.measure(context, problem, runtime, self.group, self.device, make)
-        return self._on_host_by(problem, tensors, runtime, self._chosen(problem, named, runtime))()
+        chosen = self._chosen(problem, named, runtime)
+        if chosen.transport == "collective" and runtime.window_limit is not None:
+            return self._run_plain(problem, tensors)
+        return self._on_host_by(problem, tensors, runtime, chosen)()
 
     def _on_host_by(
         self,
@@ -288,6 +298,7 @@ class Call:
             chosen = automatic(problem, runtime, self.device, self.group)
         else:
             chosen = named.resolve(runtime.world, runtime.machine)
+            chosen = within_limit(problem, chosen, runtime)
             waits = {"transport": chosen.transport == "sm", "sums": chosen.sums == "within"}
             if any(waits.values()) and self.device.type == "cuda" and not groups.alone():
                 axis = next(axis for axis, value in waits.items() if value)

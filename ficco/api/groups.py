@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from ficco.api.arguments import process_group
 from ficco.core.call_lock import CallLock
-from ficco.core.checking import positive_seconds, whole_number
+from ficco.core.checking import positive_seconds
 from ficco.core.errors import DevicesRefused, EngineError, InputError
 from ficco.core.logs import log, set_up
 from ficco.core.machine import Machine
 from ficco.core.presence import announce
 from ficco.core.private.finding import ABSENT
 from ficco.core.private.torch_core import note_group
-from ficco.core.settings import switch
+from ficco.core.settings import size_in_bytes, switch
 from ficco.engine import compute as computes
 from ficco.engine import cuda
 from ficco.engine.repeated_calls import is_set
@@ -47,6 +47,7 @@ _gpu_runtimes: dict[Any, GpuProcessRuntime] = {}
 _devices: dict[str, str] = {}  # devices of open groups, by the group's name
 _fallbacks: dict[Any, str] = {}  # why a group's GPUs run plain torch.distributed
 _NOTIFIED = "_ficco_notified"  # attribute of an error that was sent to the group's ranks
+limits: dict[Any, int | None] = {}  # bytes of a rank's windows, by `limit_windows`
 _locks: dict[str, CallLock] = {}  # held while a group opens, by the group's name
 _TIMEOUT_S = 30.0
 _changes = [0]  # counts how often cached calls became invalid
@@ -114,7 +115,6 @@ def prepare(
     machine: str | Machine = "host",
     compute: str = "torch",
     timeout_s: float | None = None,
-    most_window_bytes: int | None = None,
 ) -> None:
     """Open a group with explicit options, before its first operator.
 
@@ -129,8 +129,6 @@ def prepare(
         compute: "torch" or "numpy", the library for GEMMs on the CPU.
         timeout_s: the longest time that any wait may last before the group fails, in seconds;
             also how far apart ranks may arrive to open the group. None: 30 s, and 300 s to open it.
-        most_window_bytes: limit for all ranks' windows and mailboxes, equal on all ranks; a call
-            that needs more is refused on every rank. None: the machine's memory.
 
     Raises:
         InputError: the group is already open, or an argument is invalid.
@@ -143,8 +141,6 @@ def prepare(
     """
     if timeout_s is not None:
         timeout_s = positive_seconds(timeout_s, "timeout_s")
-    if most_window_bytes is not None:
-        most_window_bytes = whole_number(most_window_bytes, "most_window_bytes", 0)
     pg = process_group(group)
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     on_gpu = profile.engine != "host"
@@ -152,7 +148,7 @@ def prepare(
     with _lock_of(pg):
         if any(pg in kind for kind in kinds):
             raise InputError(f"the group is already open{where}; call ficco.close(group) first")
-        _open(pg, profile, compute, timeout_s, most_window_bytes)
+        _open(pg, profile, compute, timeout_s)
 
 
 @collective
@@ -165,7 +161,7 @@ def _opened_with_defaults(group: Any, machine: str) -> Any:
     with _lock_of(group):
         found = (_gpu_runtimes if on_gpu else _runtimes).get(group)
         if found is None and not (on_gpu and group in _fallbacks):
-            found = _open(group, Machine.named(machine), "torch", None, None)
+            found = _open(group, Machine.named(machine), "torch", None)
     return found
 
 
@@ -182,12 +178,13 @@ def _lock_of(pg: Any) -> AbstractContextManager[bool]:
 
 
 def _open(
-    pg: Any, profile: Machine, compute: str, timeout_s: float | None, most_window_bytes: int | None
+    pg: Any, profile: Machine, compute: str, timeout_s: float | None
 ) -> ProcessRuntime | None:
     """Open a group that is not open; return None if its GPUs run plain torch.distributed."""
     note_group(pg)
     _close_destroyed()
-    options = (_TIMEOUT_S if timeout_s is None else timeout_s, most_window_bytes)
+    limit = limits[pg] if pg in limits else size_in_bytes("FICCO_WINDOW_BYTES")
+    options = (_TIMEOUT_S if timeout_s is None else timeout_s, limit)
     if profile.engine != "host":
         return _open_gpus(pg, profile, *options, opening_s=timeout_s)
     library = computes.named(compute)
@@ -199,7 +196,7 @@ def _open(
 
 
 def _open_gpus(
-    pg: Any, profile: Machine, timeout_s: float, most_window_bytes: int | None,
+    pg: Any, profile: Machine, timeout_s: float, window_limit: int | None,
     opening_s: float | None,
 ) -> ProcessRuntime | None:  # fmt: skip
     from ficco.runtime.gpus_of_group import kernels_of
@@ -208,7 +205,7 @@ def _open_gpus(
     if torch.version.hip is not None and profile.name == "cuda":
         profile = Machine.named("hip")
     try:
-        runtime = GpuProcessRuntime(pg, profile, timeout_s, most_window_bytes, opening_s=opening_s)
+        runtime = GpuProcessRuntime(pg, profile, timeout_s, window_limit, opening_s=opening_s)
     except DevicesRefused as refused:  # on all ranks
         _fallbacks[pg] = str(refused)
         log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", refused)
@@ -478,8 +475,9 @@ def close(group: Any = None) -> None:
 
 def _close_destroyed() -> None:
     """Close the runtimes of process groups that torch.distributed has destroyed."""
-    for pg in {*_runtimes, *_gpu_runtimes, *_fallbacks}:
+    for pg in {*_runtimes, *_gpu_runtimes, *_fallbacks, *limits}:
         try:
             dist.get_process_group_ranks(pg)
         except (KeyError, ValueError):
+            limits.pop(pg, None)
             close(pg)

@@ -1,4 +1,4 @@
-"""size_windows(): size the windows and load the kernels before a CUDA graph capture or serving.
+"""reserve() and limit_windows(): allocate windows before they are needed, and limit their bytes.
 
 Windows grow to the largest call. A capture forbids that, and a request should not wait for it, nor
 for kernels, which may differ with the number of rows. A call's needs depend only on its plan, so
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ficco.api import groups
-from ficco.api.auto import AUTO
+from ficco.api.arguments import process_group
+from ficco.api.auto import AUTO, regime
 from ficco.api.layers.choosing import choice_of, problem_of, runtime_of, schedule_of
 from ficco.api.layers.finding import local_of
 from ficco.api.layers.layer import ATTRIBUTE, Layer, Seen, layer_of
@@ -36,11 +37,11 @@ Tensor = torch.Tensor
 _Kind = tuple[Layer, list[Tensor], bool]  # a kind of call: layer, weights, whether backward runs
 
 
-def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> None:
+def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int:
     """Run every kind of call that an overlapped model's layers make, several times, on zeros.
 
-    Afterwards no call with `rows` rows or fewer and the same schedule grows a window, on GPUs also
-    in a capture. Without backward, calls with fewer rows follow, each with a fifth fewer than the
+    Afterwards no call with `tokens` rows or fewer and the same schedule grows a window, also in a
+    capture. Without backward, calls with fewer rows follow, each with a fifth fewer than the
     last, to load nearly all kernels that requests of other lengths need; calls whose kernels are
     loaded already are skipped. Kernels that the pack lacks are compiled first, in several
     processes, except those of backward. It is a collective call: all ranks pass equal arguments.
@@ -48,20 +49,25 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
 
     Args:
         module: an overlapped model.
-        rows: batch x sequence, over all ranks, of the largest future input.
+        tokens: batch x sequence, over all ranks, of the largest future input.
         backward: whether to run backward too; None: if the model is in training mode and has a
             weight that requires a gradient.
 
+    Returns:
+        Bytes of this rank's windows in the groups of the model's layers. A server that divides the
+        memory of its GPU subtracts them. `limit_windows` bounds them.
+
     Raises:
-        InputError: `rows` is not a size, or too large for the memory; the model is not overlapped,
+        InputError: `tokens` is no size, or too large for the memory; the model is not overlapped,
             is on the meta device, or its weights are currently not the ones that its layers
-            multiply (sharded by FSDP).
+            multiply (sharded by FSDP); a CUDA graph is captured.
         EngineError: a call failed on some rank; `ficco.reset` makes the group usable again.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8)).eval()
         >>> model = ficco.overlap(model, plan={"0": "rowwise"})
-        >>> ficco.size_windows(model, rows=4 * 128)  # 4 sequences of at most 128 tokens
+        >>> ficco.reserve(model, tokens=4 * 128)  # 4 sequences of at most 128 tokens
+        0
         >>> with torch.no_grad():
         ...     model(torch.randn(512, 8)).shape  # no window grows from here on
         torch.Size([512, 8])
@@ -71,7 +77,9 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
     overlapped = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
     if not overlapped:
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
-    rows = whole_number(rows, "rows (batch x sequence)", 1, MOST)
+    rows = whole_number(tokens, "tokens (batch x sequence)", 1, MOST)
+    if regime() == "captured":
+        raise InputError("reserve: a CUDA graph is captured; reserve before the capture")
     if backward is not None:
         true_or_false(backward, "backward")
     calls = list(_kinds(overlapped, backward))
@@ -86,6 +94,37 @@ def size_windows(module: Module, rows: int, *, backward: bool | None = None) -> 
                 _call_smaller(layer, weights, rows)
         for layer, weights, runs_backward in calls * 2:  # the second call loads a capture's kernels
             _call(layer, weights, rows, runs_backward)
+    return _bytes_of(calls)
+
+
+@groups.collective
+def limit_windows(limit: int | None, group: Any = None) -> None:
+    """Limit the bytes of a rank's windows and mailboxes in a group, within 2 KiB.
+
+    A call that needs more runs `serial`, on all ranks alike, and the log says so once. All ranks
+    pass the same limit; on an open group it is a collective call. The environment variable
+    FICCO_WINDOW_BYTES is the limit of groups without one.
+
+    Args:
+        limit: bytes; None: no limit but the memory, whatever the variable says.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
+
+    Raises:
+        InputError: `limit` is not a size, differs between ranks, or the windows are larger already.
+        EngineError: the group opens later, and a rank has another limit.
+
+    Example:
+        >>> ficco.limit_windows(64 << 20)  # 64 MiB on every rank
+        >>> y = ficco.matmul_all_reduce(torch.ones(4, 2), torch.ones(2, 3))
+        >>> ficco.limit_windows(None)
+    """
+    if limit is not None:
+        limit = whole_number(limit, "limit (bytes of a rank's windows)", 0)
+    pg = process_group(group)
+    for open_runtime in groups.opened(pg):
+        open_runtime.limit_windows(limit)
+    groups.limits[pg] = limit
+    groups.forget_calls()
 
 
 def _kinds(overlapped: Sequence[Module], backward: bool | None) -> Iterator[_Kind]:
@@ -117,6 +156,12 @@ def _kinds(overlapped: Sequence[Module], backward: bool | None) -> Iterator[_Kin
         yield layer, weights, runs_backward
 
 
+def _bytes_of(calls: Sequence[_Kind]) -> int:
+    """Return the bytes of this rank's windows in the groups of the calls."""
+    ranks = {layer.ranks.group: layer.ranks.world for layer, _, _ in calls}
+    return sum([groups.window_bytes(group) // world for group, world in ranks.items()])
+
+
 def _check_memory(layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
     """Refuse a call whose input and results are larger than the memory of their device."""
     seen = _with_call(layer, weights, rows).seen
@@ -132,8 +177,8 @@ def _check_memory(layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if need > have:
         raise InputError(
-            f"rows={rows}: {layer.name} would read and write {need / 2**30:.0f} GiB on each rank, "
-            f"but {seen.device} has {have / 2**30:.0f} GiB; pass fewer rows, those of the largest "
+            f"tokens={rows}: {layer.name} would read and write {need / 2**30:.0f} GiB on each "
+            f"rank, but {seen.device} has {have / 2**30:.0f} GiB; pass fewer, those of the largest "
             "future input"
         )
 

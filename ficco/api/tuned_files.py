@@ -119,7 +119,7 @@ def _where(runtime: ProcessRuntime, device: torch.device) -> dict[str, Any]:
         "format": _FORMAT, "ficco": ficco.__version__, "kernels": KERNELS,
         "torch": torch.__version__, "numpy": np.__version__, "ranks": runtime.world,
         "machine": runtime.machine.identity, "compute": runtime.compute, "processor": processor(),
-        "most_window_bytes": runtime.most_window_bytes,
+        "window_limit": runtime.window_limit,
         "variables": [os.environ.get(name, "") for name in ("FICCO_SIGNALS", "FICCO_WAITS")],
     }  # fmt: skip
     if device.type == "cuda":

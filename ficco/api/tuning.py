@@ -274,7 +274,7 @@ def _close(apart: ProcessRuntime) -> None:
 
 def _opened(runtime: ProcessRuntime, group: Any) -> ProcessRuntime:
     """Open a second runtime of a group, with the options of the first one."""
-    machine, options = runtime.machine, (runtime.timeout_s, runtime.most_window_bytes, runtime)
+    machine, options = runtime.machine, (runtime.timeout_s, runtime.window_limit, runtime)
     if machine.engine == "host":
         return ProcessRuntime(group, machine, computes.named(runtime.compute), *options)
     from ficco.runtime.process_gpu import GpuProcessRuntime

@@ -31,6 +31,20 @@ def switch(name: str, default: bool) -> bool:
     return value == "1" if value else default
 
 
+def size_in_bytes(name: str) -> int | None:
+    """Return a variable that is a number of bytes, or None if it is unset or empty.
+
+    Raises:
+        InputError: it is not such a number.
+    """
+    value = os.environ.get(name, "")
+    if value and not (value.isdecimal() and len(value) <= 18):
+        raise InputError(
+            f"{name}={shown(value)}: set it to a number of bytes, 0 or more, or unset it"
+        )
+    return int(value) if value else None
+
+
 def whole(name: str) -> int:
     """Return a variable that launchers such as torchrun set to a number of 0 or more.
 

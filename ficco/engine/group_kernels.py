@@ -49,7 +49,7 @@ class GroupKernels:
 
     Attributes:
         reason, compiles: as above.
-        at_once: whether kernels are compiled for the first call of a problem, as `size_windows`
+        at_once: whether kernels are compiled for the first call of a problem, as `reserve`
             sets it; otherwise only after `OFTEN` calls.
     """
 

@@ -5,6 +5,7 @@ Tiles and roundings are those of the gated kernels; see `sending_kernel` for the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -44,9 +45,13 @@ from ficco.plan.tables import FINISHES, GATES, GatedPart, SendTable
 from ficco.program import OneKernel
 from ficco.program.tiling import Tile, choose_tile
 
-# Programs that copy rows of x to peers. 64 that each have 16 KiB in flight nearly fill a link;
-# twice as many have the device to themselves if a library multiplies.
-_SENDERS = {"multiply": 64, "keep": 128}
+# Programs that copy rows of x to peers. Measured on 2 x H200 (bench/NOTES.md): 64 that each have
+# 16 KiB in flight nearly fill a link, and 128 fill it. They have the device to themselves if a
+# library multiplies. Beside products, a program copies about 20 KB in a microsecond, and a
+# multiprocessor makes this many operations.
+_MOST_SENDERS = {"multiply": 64, "keep": 128}
+_SENT_IN_US, _OPERATIONS_IN_US = 20_000, {2: 4.7e6, 4: 0.3e6}  # the latter by bytes of an element
+_SENDER_STEP = 8
 # What a program copies out of the window at a time, in a call whose products a library makes.
 _MOVED = Tile(32, 256, 64, 8, 3, 1, 1, 1.0)
 # Fields of a row of jobs, see `tile_product`.
@@ -162,13 +167,31 @@ def _tiles(parts: Sequence[_Part], widths: tuple[int, ...], tile: Tile) -> Any:
     return rows
 
 
+def _senders(table: SendTable, processors: int) -> int:
+    """Return the number of programs that copy rows of x.
+
+    Beside products, it is the least with which the copies end before the products of own rows do:
+    programs that copy keep multiprocessors from products.
+    """
+    if table.sends_products or not (table.sent or table.kept):
+        return 0
+    item, most = ELEMENT_BYTES[table.dtype], _MOST_SENDERS[table.finish]
+    sent = sum([each.rows for each in table.sent]) * table.k * item
+    own = 2.0 * table.rows * table.k * sum([names.n for names in table.outputs])
+    if table.finish == "keep" or not own:
+        return most
+    own_us = own / processors / _OPERATIONS_IN_US[item]
+    steps = math.ceil(sent / _SENT_IN_US / own_us / _SENDER_STEP)
+    return min(max(steps, 1) * _SENDER_STEP, most)
+
+
 def prepare(
     table: SendTable, places: Places, arrays: Arrays, tile: Tile | None = None, senders: int = 0
 ) -> Prepared:
     """Prepare a table for launches on a window.
 
     tile: of the products; by default `choose_tile` chooses it. senders: programs that copy rows of
-    x; by default those of `_SENDERS`.
+    x; by default those of `_senders`.
     """
     item, processors = ELEMENT_BYTES[table.dtype], arrays.processors or 1
     gathers, parts = not table.sends_products, _parts_of(table)
@@ -184,8 +207,7 @@ def prepare(
         tile = tile._replace(warps=max(tile.warps, 8), cols=cols)
     if table.finish == "keep":
         tile = _MOVED
-    senders = senders or _SENDERS.get(table.finish, 0)
-    senders = senders if gathers and (table.sent or table.kept) else 0
+    senders = senders or _senders(table, processors)
     jobs, firsts = _jobs(table, parts, tile)
     counted = len(parts.sent) + max(len(parts.own), 1)
     numbers = [

@@ -348,9 +348,10 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         mirrored = ["contraction" if axes[i] == "rows" else "rows" for i in wanted]
         operands = [dy_matrices[i] for i in wanted]
         if gathered:
-            dws = call.multiply(x, operands, mirrored)
+            dws = call.multiply(x, operands, mirrored, kept.sink)
         else:
             dws = call.gather(as_matrix(x), operands, mirrored, (rows, *rest))
+            dws = dws if kept.sink is None else map(kept.sink.add, dws)
         for i, dw in zip(wanted, dws, strict=True):
             gradients[1 + i] = dw
     add_bias_gradients(kept, dy_matrices, gradients, biased)

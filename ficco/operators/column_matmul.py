@@ -41,7 +41,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         gradients[0] = dx.reshape(kept.shapes[0])
     for i, dy in enumerate(dy_matrices):
         if dy is not None and kept.needs[1 + i]:
-            gradients[1 + i] = (dy.t() @ as_matrix(x)).t()
+            gradients[1 + i] = call.weight_gradient(as_matrix(x), dy, kept.sink)
     add_bias_gradients(kept, dy_matrices, gradients, biased)
     return gradients
 

@@ -72,7 +72,7 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         if kept.needs[i]:
             gradients[i] = (dy @ w.t()).reshape(kept.shapes[i])
         if kept.needs[several + i]:
-            gradients[several + i] = (dy.t() @ as_matrix(x)).t()
+            gradients[several + i] = call.weight_gradient(as_matrix(x), dy, kept.sink)
     return reductions.bias_gradient(kept, dy, gradients)
 
 

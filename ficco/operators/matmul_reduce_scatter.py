@@ -75,22 +75,33 @@ def _gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     dy = call.matrix(dys[0])
     gradients: list[Any] = [None] * len(kept.shapes)
     wanted = [i for i in range(2 * several) if kept.needs[i]]
+    gathered, later = kept.arrivals.of(dys[0]), kept.arrivals.wanted
+    sink = kept.sink if kept.needs[several] else None
+    # A sink multiplies the whole dy itself, if something else gathers it.
+    adds = sink is not None and (kept.needs[0] or gathered is not None)
+    if adds:
+        wanted.remove(several)
     operands = [
         kept.tensors[several + i].t() if i < several else as_matrix(kept.tensors[i - several])
         for i in wanted
     ]
     axes = ["rows" if i < several else "contraction" for i in wanted]
-    if operands:
-        gathered = kept.arrivals.of(dys[0])
-        if gathered is not None:
-            products = call.multiply(gathered, operands, axes)
+    products: list[Any] = []
+    if gathered is not None:
+        products = call.multiply(gathered, operands, axes)
+    elif operands:
+        products = call.gather(dy, operands, axes, (rows, *rest), later or adds)
+        if later or adds:
+            *products, gathered = products
+        if later:
+            kept.arrivals.keep(dys[0], gathered)
+    for i, gradient in zip(wanted, products, strict=True):
+        if i < several:
+            gradients[i] = gradient.reshape(kept.shapes[i])
         else:
-            wanted_later = kept.arrivals.wanted
-            products = call.gather(dy, operands, axes, (rows, *rest), wanted_later)
-            if wanted_later:
-                kept.arrivals.keep(dys[0], products[-1])
-        for i, gradient in zip(wanted, products, strict=False):
-            gradients[i] = gradient.reshape(kept.shapes[i]) if i < several else gradient.t()
+            gradients[i] = gradient.t() if sink is None else sink.add(gradient.t())
+    if sink is not None and adds:
+        gradients[several] = sink.add_product(as_matrix(kept.tensors[0]), gathered)
     return reductions.bias_gradient(kept, dy, gradients)
 
 

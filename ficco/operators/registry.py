@@ -229,6 +229,7 @@ class Kept(NamedTuple):
         needs: per tensor of the call, whether this backward needs its gradient.
         shapes: the shapes of the tensors of the call.
         arrivals: what one backward receives from other ranks for a later one.
+        sink: where the gradient of the call's only weight is added; None: it is returned.
     """
 
     tensors: Sequence[Any]
@@ -236,6 +237,20 @@ class Kept(NamedTuple):
     needs: Sequence[bool]
     shapes: Sequence[Any]
     arrivals: Arrivals
+    sink: Sink | None = None
+
+
+class Sink(Protocol):
+    """A buffer that collects the gradient of a weight w [k, n], such as Megatron's main_grad.
+
+    Both methods return what autograd passes on in place of the gradient.
+    """
+
+    def add(self, dw: Array) -> Array | None:
+        """Add a gradient [k, n]."""
+
+    def add_product(self, x: Array, dy: Array) -> Array | None:
+        """Add x^T dy in one GEMM, which does not round the product to the dtype of w."""
 
 
 class Arrivals(Protocol):

@@ -119,7 +119,7 @@ class Engine:
         Args:
             plan: of a rank.
             have: the current sizes.
-            most: the limit for all windows of all ranks; None: there is none.
+            most: the limit for the windows of a rank; None: there is none.
         """
         return WindowBytes(sum(window_bytes_of(plan)))
 
@@ -201,9 +201,9 @@ class GpuEngine(Engine):
 
     def need(self, plan: RankPlan, have: WindowBytes, most: int | None) -> WindowBytes:
         """See `Engine.need`."""
-        need, world = window_bytes_of(plan), self.gpus.world
+        need = window_bytes_of(plan)
         roomy = have.joined(need).joined(LEAST)
-        if world == 1 or (most is not None and 2 * world * sum(roomy) > most):
+        if self.gpus.world == 1 or (most is not None and 2 * sum(roomy) > most):
             return need
         return need.joined(LEAST)
 

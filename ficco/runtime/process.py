@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ficco.core.errors import EngineError, counted
+from ficco.core.errors import EngineError, InputError, counted
 from ficco.core.machine import Machine
 from ficco.engine.groups import Group, RankState, state_of
 from ficco.lowering import lower_rank
@@ -67,7 +67,7 @@ class ProcessRuntime(Runtime):
         machine: a profile whose engine is "host", the same on every rank.
         compute: the library for GEMMs.
         timeout_s: the longest time of any wait of an open group, in a call or a rendezvous, in s.
-        most_window_bytes: as for `Runtime`.
+        window_limit: as for `Runtime`.
         beside: the group's open runtime, in a call of which all ranks open this one; its failure
             ends the wait for them. None: ranks may arrive far apart.
         opening_s: the longest time that this rank waits for the others to open the group; None:
@@ -87,14 +87,14 @@ class ProcessRuntime(Runtime):
 
     def __init__(
         self, group: Any, machine: Machine, compute: Any, timeout_s: float,
-        most_window_bytes: int | None = None, beside: ProcessRuntime | None = None,
+        window_limit: int | None = None, beside: ProcessRuntime | None = None,
         opening_s: float | None = None,
     ) -> None:  # fmt: skip
         members = members_of(group, self.backend)
         check_machine(members.world, machine, self.engine)
         self.rank = members.rank
         self._rendezvous_error = ""  # why the last rendezvous failed, until a reset
-        asked = {"machine": machine.identity, "most_window_bytes": most_window_bytes}
+        asked = {"machine": machine.identity, "window_limit": window_limit}
         self._opening_s = max(timeout_s, OPENING_S) if opening_s is None else opening_s
         waits = (timeout_s, beside._breaks()) if beside else (self._opening_s,)
         self.rendezvous = Rendezvous(members, asked, *waits)
@@ -104,7 +104,7 @@ class ProcessRuntime(Runtime):
         except BaseException:
             self.rendezvous.close()
             raise
-        super().__init__(self.rendezvous, engine, machine, timeout_s, most_window_bytes)
+        super().__init__(self.rendezvous, engine, machine, timeout_s, window_limit)
         try:
             self._agree_to_open()
             self._meet(OPEN, WindowBytes())
@@ -175,6 +175,27 @@ class ProcessRuntime(Runtime):
         """
         if self._groups and not self._of_parent and self._group.failure() is None:
             self._group.refuse(self.rank, f"{type(error).__name__}: {error}")
+
+    def limit_windows(self, limit: int | None) -> None:
+        """Set `window_limit`; a collective call.
+
+        Raises:
+            InputError: the limits of ranks differ, or the windows have more bytes; on all ranks.
+        """
+        limits = self.gathered("limit the windows", limit)
+        for rank, other in enumerate(limits):
+            if other != limits[0]:
+                raise InputError(
+                    f"rank 0 limits its windows to {limits[0]} bytes and rank {rank} to {other}; "
+                    "pass the same limit on all ranks"
+                )
+        have = self.window_bytes // self.world
+        if limit is not None and have > limit:
+            raise InputError(
+                f"the windows of each rank have {have} bytes already, and {limit} bytes are "
+                "allowed; set the limit before the first call, or call ficco.close() first"
+            )
+        self.window_limit = limit
 
     def fail(self) -> None:
         """Fail the group, because this rank makes no more calls. Peers that wait end soon."""

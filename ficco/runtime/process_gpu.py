@@ -46,7 +46,7 @@ class GpuProcessRuntime(ProcessRuntime):
         machine: a profile whose engine is "cuda" (PyTorch for ROCm: "hip"), the same on every rank.
         timeout_s: the longest time of any wait of an open group, on the device or in a rendezvous,
             in seconds.
-        most_window_bytes, beside, opening_s: as for `ProcessRuntime`.
+        window_limit, beside, opening_s: as for `ProcessRuntime`.
 
     Attributes:
         process_group: the group.
@@ -67,7 +67,7 @@ class GpuProcessRuntime(ProcessRuntime):
         group: Any,
         machine: Machine,
         timeout_s: float,
-        most_window_bytes: int | None = None,
+        window_limit: int | None = None,
         beside: ProcessRuntime | None = None,
         opening_s: float | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class GpuProcessRuntime(ProcessRuntime):
         # Problems passed to `repeats`, oldest first: did torch.distributed run it?
         self._remembered: dict[str, bool] = {}
         self._without_room: set[tuple[str, Schedule]] = set()  # calls that `load` had no room for
-        options = (timeout_s, most_window_bytes, beside, opening_s)
+        options = (timeout_s, window_limit, beside, opening_s)
         super().__init__(group, machine, TorchDeviceCompute(), *options)
 
     def _engine_of(self, world: int, machine: Machine, compute: TorchDeviceCompute) -> GpuEngine:
@@ -225,8 +225,7 @@ class GpuProcessRuntime(ProcessRuntime):
 
     def has_room(self, problem: Problem, schedule: Schedule) -> bool:
         """Return whether a plan fits the windows as they are; the answer is equal on all ranks."""
-        plan, most = lower_rank(problem, schedule, self.rank), self.most_window_bytes
-        need = self._engine.need(plan, self._sizes, most)
+        need = self._need([lower_rank(problem, schedule, self.rank)])
         return self._sizes.joined(need) == self._sizes
 
     def refuses(self, problem: Problem, schedule: Schedule) -> bool:

@@ -46,8 +46,8 @@ class Runtime(ABC):
         engine: what they run on.
         machine: a profile of the engine, the same on every rank.
         timeout_s: the longest time of any wait, in a call or a meeting, in seconds.
-        most_window_bytes: the limit for all windows of all ranks, equal on all ranks; None: no
-            limit other than the available memory. Also an attribute.
+        window_limit: bytes that the windows of a rank may take, equal on all ranks; None: no limit
+            other than the available memory. Also an attribute.
 
     Attributes:
         traced: whether calls on GPUs record times for `timeline`, which has a small cost.
@@ -63,12 +63,12 @@ class Runtime(ABC):
 
     def __init__(
         self, meeting: Meeting, engine: Engine, machine: Machine, timeout_s: float,
-        most_window_bytes: int | None = None,
+        window_limit: int | None = None,
     ) -> None:  # fmt: skip
         self.meeting, self.machine = meeting, machine
         self.world, self.ranks = meeting.world, meeting.ranks
         self._engine, self._compute, self._timeout_s = engine, engine.compute, timeout_s
-        self.most_window_bytes = most_window_bytes
+        self.window_limit = window_limit
         self.traced, self.moves = False, 0
         self._lock = CallLock()
         self._bound: BoundPrograms[Call] = BoundPrograms()
@@ -182,17 +182,15 @@ class Runtime(ABC):
     def _bind(self, problem: Problem, schedule: Schedule, plan: Any = None) -> Call:
         self._engine.check_runs(problem, schedule)
         plans, digest = self._lowered(problem, schedule, plan)
-        have, most = self._sizes, self.most_window_bytes
-        need = WindowBytes()
-        for entry in plans:
-            need = need.joined(self._engine.need(entry, have, most))
+        have, need = self._sizes, self._need(plans)
         sizes = have.grown(need)
-        if most is not None and 2 * self.world * sum(sizes) > most:
+        if not self._allowed(sizes):
             sizes = have.joined(need)
-            if 2 * self.world * sum(sizes) > most:
+            if not self._allowed(sizes):
                 raise InputError(
-                    f"windows of {2 * self.world * sum(sizes)} bytes over all ranks are needed, "
-                    f"{most} bytes are allowed; split the problem or raise most_window_bytes"
+                    f"windows of {2 * sum(sizes)} bytes are needed on each rank, and "
+                    f"{self.window_limit} bytes are allowed; split the problem, or call "
+                    "ficco.limit_windows with more"
                 )
         self._check_memory(plans, 0 if sizes == have else 2 * self.world * sum(sizes))
         if sizes != have:
@@ -203,6 +201,23 @@ class Runtime(ABC):
             "cannot bind its program",
         )
         return Call(problem, schedule, digest, ranks)
+
+    def _need(self, plans: Sequence[RankPlan]) -> WindowBytes:
+        """Return the windows that plans need."""
+        need = WindowBytes()
+        for entry in plans:
+            need = need.joined(self._engine.need(entry, self._sizes, self.window_limit))
+        return need
+
+    def _allowed(self, sizes: WindowBytes) -> bool:
+        return self.window_limit is None or 2 * sum(sizes) <= self.window_limit
+
+    def allows(self, problem: Problem, schedule: Schedule) -> bool:
+        """Return whether a call's windows are within `window_limit`; equal on all ranks."""
+        if self.window_limit is None:
+            return True
+        plans, _ = self._lowered(problem, schedule, None)
+        return self._allowed(self._sizes.joined(self._need(plans)))
 
     def _check_memory(self, plans: Sequence[RankPlan], grown: int) -> None:  # noqa: B027
         """Check that there is memory for plans, with so many bytes of larger windows."""

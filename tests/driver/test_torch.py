@@ -97,9 +97,9 @@ def test_random_calls_are_right(double_folder: Path, tmp_path: Path, world: int)
 @pytest.mark.parametrize(
     "check",
     [
-        "captures", "made_ready", "room_is_used", "plain_made_ready", "nothing_to_multiply",
-        "diverging", "failures", "refused_by_driver", "one_sided", "slow_to_load",
-        "slow_to_open", "product_that_fails", "product_without_launch",
+        "captures", "limited", "made_ready", "room_is_used", "plain_made_ready",
+        "nothing_to_multiply", "diverging", "failures", "refused_by_driver", "one_sided",
+        "slow_to_load", "slow_to_open", "product_that_fails", "product_without_launch",
         "interrupted_behind_a_launch", "from_another_device", "second_product_that_fails",
         "at_other_addresses",
     ],

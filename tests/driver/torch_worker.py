@@ -30,6 +30,7 @@ import leading_products  # noqa: E402
 import library_between_launches  # noqa: E402
 import values_worker  # noqa: E402
 from loaded_for_captures import (  # noqa: E402
+    limited,
     made_ready,
     nothing_to_multiply,
     plain_made_ready,
@@ -309,7 +310,7 @@ def models(here: Rank, world: int) -> None:
         said = str(ficco.explain(model))
         assert "runs 3 of 3" in said or "overlaps 3 of 3" in said, said
         with torch.no_grad():
-            ficco.size_windows(model, 40)
+            ficco.reserve(model, 40)
             x, found = draw(9, 5, 12), list[Tensor]()
             model(x), model(x)
             if schedule != "auto":  # serial is no work of the stream here
@@ -459,7 +460,8 @@ def without_signals(here: Rank, world: int) -> None:
 
 
 _ALL = (
-    functions, gradients, calls_again, models, captures, made_ready, room_is_used,
+    functions, gradients, calls_again, models, captures, made_ready, limited,
+    room_is_used,
     plain_made_ready, nothing_to_multiply, diverging, failures, refused_by_driver, one_sided,
     slow_to_load, slow_to_open, at_random, left_open, without_signals, lying_otherwise,
     *leading_products.CHECKS, *library_between_launches.CHECKS,

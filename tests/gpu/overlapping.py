@@ -76,7 +76,7 @@ def captured(mesh: DeviceMesh) -> None:
     dist.broadcast(words, 0)
     was, net = made(sequence, mesh, torch.float32)
     ficco.overlap(net, schedule="hetero_unfused_1d", strict=True)
-    ficco.size_windows(net, BATCH * LENGTH)
+    ficco.reserve(net, BATCH * LENGTH)
     replayed(net, was, words, "captured", 1e-3)
 
 
@@ -166,7 +166,7 @@ def shards(mesh: DeviceMesh) -> None:
                 ):
                     near(mine.grad, part(name, whole.grad), f"{about}, {name}", most)
             if kind == "cuda":
-                ficco.size_windows(net, rows)
+                ficco.reserve(net, rows)
                 replayed(net, copy.deepcopy(exact), words, about, 10 * most)
     if dist.get_rank() == 0:
         print(ficco.explain(net))

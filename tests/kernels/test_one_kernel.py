@@ -70,3 +70,28 @@ def test_a_gather_shares_out_its_work(
     assert tiles * splits <= workers or splits == 1, "parts of tiles wait for their turn"
     if sum(columns) == 1280:
         assert tiles * splits > workers // 3, "most of a GPU is idle"
+
+
+@pytest.mark.parametrize(
+    ("op", "rows", "n", "k", "dtype", "expected"),
+    [
+        ("all_gather_matmul", 4096, 8192, 8192, "bfloat16", 8),  # the product is long
+        ("all_gather_matmul", 4096, 2048, 8192, "bfloat16", 32),
+        ("all_gather_matmul", 4096, 512, 8192, "bfloat16", 64),  # the link bounds the call
+        ("all_gather_matmul", 4096, 512, 8192, "float32", 16),
+        ("all_gather_matmul", 4096, 2, 8192, "bfloat16", 64),
+        ("matmul_all_to_all", 4096, 8192, 8192, "bfloat16", 0),  # products are sent by tiles
+    ],
+)
+def test_no_more_programs_copy_than_the_product_hides(
+    op: str, rows: int, n: int, k: int, dtype: str, expected: int, torch: object
+) -> None:
+    from ficco.kernels.sending import _senders
+    from ficco.lowering import lower_rank
+    from ficco.operators.problem import Problem
+    from ficco.plan.schedule import Schedule
+    from ficco.program.passes.one_kernel_tables import table_of
+
+    problem = Problem.chunked(op, 2, rows, n, k, dtype)
+    plan = lower_rank(problem, Schedule.named("push_sm"), 0)
+    assert _senders(table_of(plan), 132) == expected

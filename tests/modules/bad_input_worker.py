@@ -32,7 +32,11 @@ def options(rank: int, world: int) -> None:
     for value in NOT_SECONDS:
         refused(lambda: ficco.prepare(timeout_s=value), "timeout_s=")  # noqa: B023
     for value in NOT_SIZES:
-        refused(lambda: ficco.prepare(most_window_bytes=value), "most_window_bytes=")  # noqa: B023
+        refused(lambda: ficco.limit_windows(value), "limit (bytes of a rank's windows)=")  # type: ignore[arg-type] # noqa: B023
+    for value in ("64M", "-1", "1.5", "1" * 19):
+        os.environ["FICCO_WINDOW_BYTES"] = value
+        refused(ficco.prepare, f"FICCO_WINDOW_BYTES={value!r}")
+    del os.environ["FICCO_WINDOW_BYTES"]
     for value in ("", "nope", None, 3, True, ["host"]):
         refused(lambda: ficco.prepare(machine=value), "machine")  # noqa: B023
     for value in ("cupy", "", None, 3):
@@ -46,14 +50,16 @@ def options(rank: int, world: int) -> None:
     del os.environ["FICCO_DISABLE"]
     assert not ficco.window_bytes()
     if world > 1:
-        wanted = {"machine": "mesh4" if rank else "switch4", "most_window_bytes": 10**8 + rank}
-        for name, value in wanted.items():
+        for name in ("machine", "window_limit"):
+            if name == "window_limit":
+                ficco.limit_windows(10**8 + rank)
             try:
-                ficco.prepare(**{name: value})
+                ficco.prepare(machine="mesh4" if rank and name == "machine" else "switch4")
             except ficco.EngineError as error:
                 assert f"rank 0 requests {name}=" in str(error) and len(str(error)) < 250, error
             else:
                 raise AssertionError(f"{name} differs, and was not refused")
+        ficco.limit_windows(None)
     x, w = torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)
     for value in ("no", 1, None):
         refused(lambda: ficco.all_gather_matmul(x, w, save_gathered=value), "save_gathered=")  # type: ignore[arg-type] # noqa: B023
@@ -297,12 +303,12 @@ def windows(rank: int, world: int) -> None:
         model = torch.nn.ModuleDict({"wide": torch.nn.Linear(64, 64)})
         ficco.overlap(model, plan={"wide": kind})
         for rows in ("4", "", 4.0, True, 0, -1, None, 10**12, 2**31, float("nan")):
-            refused(lambda: ficco.size_windows(model, rows), "rows (batch x sequence)=")  # noqa: B023
+            refused(lambda: ficco.reserve(model, rows), "tokens (batch x sequence)=")  # noqa: B023
         for value in (None, "x", [model]):
-            refused(lambda: ficco.size_windows(value, 8), "pass a torch.nn.Module")  # noqa: B023
+            refused(lambda: ficco.reserve(value, 8), "pass a torch.nn.Module")  # noqa: B023
             refused(lambda: ficco.restore(value), "pass a torch.nn.Module")  # noqa: B023
-        refused(lambda: ficco.size_windows(model, 2**31 - 1), "rows=2147483647: wide would")  # noqa: B023
-        refused(lambda: ficco.size_windows(model, 8, backward="x"), "backward=")  # type: ignore[arg-type] # noqa: B023
+        refused(lambda: ficco.reserve(model, 2**31 - 1), "tokens=2147483647: wide would")  # noqa: B023
+        refused(lambda: ficco.reserve(model, 8, backward="x"), "backward=")  # type: ignore[arg-type] # noqa: B023
         assert not ficco.window_bytes()
 
 

@@ -1,13 +1,14 @@
 """A rank that overlaps models of other libraries.
 
 python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft`,
-`megatron` or `deepspeed`.
+`megatron`, `deepspeed`, or `torchtitan` and a name of setups in `torchtitan_llama.py`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import ficco
+from ficco.core.private.frameworks import TRANSFORMER_ENGINE
 
 sys.path.insert(0, str(Path(__file__).parent))
 from autotp_check import autotp_layers, autotp_left
 from megatron_check import megatron_layers
+from megatron_double import modules
+from megatron_fused_check import EXTENSION, gemm, layer_of, main_grads, main_grads_refused
+from megatron_spec_check import NAME, megatron_spec
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, about: str) -> None:
@@ -220,17 +225,72 @@ def peft(rank: int, world: int, folder: Path) -> None:
         close(net(WORDS).logits, exact["logits"], "LoRA of rows after overlap()")
 
 
+def megatron_data_parallel(layers: Any, config: Any) -> None:
+    """Megatron's DistributedDataParallel: two microbatches, whose hooks see each gradient once."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    for kind, early in (("Column", False), ("Column", True), ("Row", False), ("Row", True)):
+        found = []
+        for overlapped in (False, True):
+            layer = layer_of(layers, kind, config)
+            del layer.weight.main_grad  # the wrapper makes it
+            if overlapped:
+                ficco.overlap(layer, strict=True, schedule="hetero_fused_1d")
+            options = DistributedDataParallelConfig(overlap_grad_reduce=early)
+            net = DistributedDataParallel(config, options, torch.nn.Sequential(layer))
+            for rows in (160, 40):
+                with torch.random.fork_rng():
+                    torch.manual_seed(rows)
+                    y = layer(torch.randn(rows, 2, layer.weight.shape[1], requires_grad=True))[0]
+                    y.backward(torch.randn(y.shape))
+            net.finish_grad_sync()
+            assert layer.weight.grad is None and layer.weight.main_grad.any()
+            found.append(layer.weight.main_grad)
+        assert torch.equal(*found), f"{kind}, overlap_grad_reduce={early}"
+
+
 def megatron(rank: int, world: int, folder: Path) -> None:
-    """Megatron-Core's own layers."""
+    """Megatron-Core's own layers, and the spec of a GPT model made of them.
+
+    Its layers with gradient_accumulation_fusion need a compiled module; here is a stand-in. They
+    make buffers on the current GPU, for which the CPU is given.
+    """
+    sys.modules[EXTENSION] = gemm([])  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
+    from megatron.core import parallel_state, utils
+    from megatron.core.extensions import transformer_engine
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.tensor_parallel import layers
+    from megatron.core.transformer import TransformerConfig, spec_utils
+    from packaging.version import Version
 
-    def config(split: bool) -> Any:
+    def config(split: bool, fused: bool = False) -> Any:
         return ModelParallelConfig(
-            tensor_model_parallel_size=world, sequence_parallel=split, use_cpu_initialization=True
-        )
+            tensor_model_parallel_size=world, sequence_parallel=split, use_cpu_initialization=True,
+            gradient_accumulation_fusion=fused,
+        )  # fmt: skip
 
     megatron_layers(rank, world, layers, config)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=world)
+    main_grads(layers, config, real=True)
+    main_grads_refused(layers, config)
+    assert all(hasattr(transformer_engine, name) for name in TRANSFORMER_ENGINE)
+    utils.get_te_version = lambda: Version("2.9")
+    whole = TransformerConfig(
+        num_layers=1, hidden_size=8, num_attention_heads=4, use_cpu_initialization=True,
+        tensor_model_parallel_size=world, sequence_parallel=True,
+    )  # fmt: skip
+    sys.modules[EXTENSION] = gemm([])  # type: ignore[assignment]
+    megatron_data_parallel(layers, replace(whole, gradient_accumulation_fusion=True))
+    spec = megatron_spec(modules)
+    transformer_engine.HAVE_TE = True
+    read = spec_utils.import_module([NAME, "gpt_spec"])
+    assert type(read) is type(spec) is spec_utils.ModuleSpec
+    mlp = spec_utils.build_module(
+        spec.submodules.mlp, config=whole, tp_group=dist.group.WORLD, ffn_hidden_size=16
+    )
+    told = ficco.explain(ficco.overlap(mlp, strict=True))
+    assert "linear_fc1" in told and "linear_fc2" in told, told
 
 
 def deepspeed(rank: int, world: int, folder: Path) -> None:
@@ -261,6 +321,15 @@ def deepspeed(rank: int, world: int, folder: Path) -> None:
     autotp_left(given)
 
 
+def torchtitan(rank: int, world: int, folder: Path, name: str) -> None:
+    """A block as the stand-ins have it, and a whole Llama; four ranks are two by two with FSDP."""
+    from torchtitan_llama import blocks, llama
+
+    if world == 2 and name == "spmd_types":
+        blocks()
+    llama(name)
+
+
 def main() -> None:
     store, rank, world, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
@@ -270,7 +339,7 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     check: Any = globals()[what]
-    check(rank, world, Path(store).parent)
+    check(rank, world, Path(store).parent, *sys.argv[5:])
     ficco.close()
     dist.destroy_process_group()
     print("right")

@@ -33,9 +33,7 @@ from ficco.operators.functions import as_matrix
 from ficco.runtime.bound import BOUND_PROGRAMS
 
 sys.path.insert(0, str(Path(__file__).parent))
-import megatron_double
 from llama import Llama, Mlp, plain, sequence
-from megatron_check import megatron_layers
 from overlap_results import Counted, close, forms, gradients, model, refused, tokens, whole
 
 
@@ -166,7 +164,7 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(lambda: ficco.explain(3), "pass a torch.nn.Module")
     refused(lambda: ficco.restore(net), "is not overlapped")
     refused(lambda: ficco.explain(net), "is not overlapped")
-    refused(lambda: ficco.size_windows(net, 8), "is not overlapped")
+    refused(lambda: ficco.reserve(net, 8), "is not overlapped")
     if world > 1:
         groups_of_one = [dist.new_group([rank]) for rank in range(world)]
         here = groups_of_one[dist.get_rank()]
@@ -186,7 +184,7 @@ def refusals(mesh: DeviceMesh) -> None:
     assert all("forward" not in m.__dict__ for m in net.modules())
     net = ficco.overlap(plain(model(), mesh))
     refused(lambda: ficco.overlap(net), "already overlapped")
-    refused(lambda: ficco.size_windows(net, "8"), "a whole number from 1 to")
+    refused(lambda: ficco.reserve(net, "8"), "a whole number from 1 to")
     refused(lambda: ficco.overlap(net.layers[0]), "already overlapped")
     refused(lambda: ficco.restore(net.layers[0]), "part of an overlapped model")
     x = torch.randn(2, 24)
@@ -373,9 +371,9 @@ def serving(mesh: DeviceMesh) -> None:
     plan = {"one": ColwiseParallel(input_layouts=Shard(0)),
             "other": RowwiseParallel(output_layouts=Shard(0))}  # fmt: skip
     net = ficco.overlap(parallelize_module(Chain(4 * world, 6), mesh, plan))
-    ficco.size_windows(net, most)
+    reserved = ficco.reserve(net, most)
     sized, threads = ficco.window_bytes(mesh), threading.active_count()
-    assert sized > 0 and net.one.weight.grad is None
+    assert sized == reserved * world > 0 and net.one.weight.grad is None
     for m in range(1, 301):
         with torch.no_grad():
             y = net(torch.ones(m, 6))
@@ -396,32 +394,6 @@ def serving(mesh: DeviceMesh) -> None:
     told = ficco.explain(large)
     assert "by the rule; expected 1." in told and "times as fast as serial" in told, told
     ficco.close(mesh)
-
-
-def megatron(mesh: DeviceMesh) -> None:
-    """Stand-ins for Megatron-Core's layers, with its attributes; see frameworks_worker.py."""
-    rank, world = mesh.get_local_rank(), mesh.size()
-    megatron_layers(rank, world, megatron_double, megatron_double.config)
-    shared = {"skip_bias_add": False, "tp_group": dist.group.WORLD}
-    config = megatron_double.config(False)
-    gathers = megatron_double.ColumnParallelLinear(6, 8, True, config=config, **shared)
-    refused(lambda: ficco.overlap(gathers, strict=True), "it gathers its output")
-    config.gradient_accumulation_fusion = True
-    fused = megatron_double.ColumnParallelLinear(6, 8, config=config, **shared)
-    refused(lambda: ficco.overlap(fused, strict=True), "gradient_accumulation_fusion")
-    config.gradient_accumulation_fusion = False
-    layer = ficco.overlap(megatron_double.ColumnParallelLinear(6, 8, config=config, **shared))
-    x = torch.ones(2, 6)
-    other = torch.zeros(8 // world, 6)
-    assert torch.equal(layer(x, other)[0], torch.zeros(2, 8 // world)), "a weight that is passed"
-    gathered = layer(x, runtime_gather_output=True)[0]
-    assert gathered.shape == (2, 8) and "runtime_gather_output" in ficco.explain(layer)
-    try:
-        layer(x, torch.zeros(3, 3))
-    except RuntimeError as error:
-        assert "supplied weight" in str(error)
-    else:
-        raise AssertionError("a weight of another shape was taken")
 
 
 def sharded(mesh: DeviceMesh) -> None:
@@ -495,6 +467,6 @@ CHECKS = {
     check.__name__: check
     for check in (
         options, identity, uneven, refusals, half_way, by_plan, by_name, copies,
-        deep, alone, disabled, serving, megatron, sharded, sharded_by_plan,
+        deep, alone, disabled, serving, sharded, sharded_by_plan,
     )
 }  # fmt: skip

@@ -21,6 +21,7 @@ from overlap_compiled import CHECKS as COMPILED
 from overlap_entries import CHECKS as ENTRIES
 from overlap_limits import CHECKS as LIMITS
 from overlap_measures import CHECKS as MEASURES
+from overlap_megatron import CHECKS as MEGATRON
 from overlap_readers import CHECKS as READERS
 from overlap_results import CHECKS as RESULTS
 from overlap_schedules import CHECKS as SCHEDULES
@@ -28,7 +29,7 @@ from overlap_schedules import CHECKS as SCHEDULES
 
 def main() -> None:
     """Be a rank: argv has the store, the rank, the world and the names of checks."""
-    rooms = (RESULTS, LIMITS, ENTRIES, READERS, MEASURES, COMPILED, SCHEDULES)
+    rooms = (RESULTS, LIMITS, ENTRIES, READERS, MEASURES, COMPILED, SCHEDULES, MEGATRON)
     checks = {name: check for room in rooms for name, check in room.items()}
     assert len(checks) == sum(map(len, rooms)), "two checks have one name"
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

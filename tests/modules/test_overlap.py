@@ -13,7 +13,8 @@ RUNS = (
     OneRun(
         "two ranks", "overlap_worker.py", 2,
         "forms", "guesses", "sharing", "apart", "checkpoints", "training", "options", "identity",
-        "by_plan", "by_name", "copies", "deep", "megatron", "autotp", "refusals", "schedules",
+        "by_plan", "by_name", "copies", "deep", "megatron", "main_grads",
+        "transformer_engine", "autotp", "refusals", "schedules",
         "not_shards", "half_way", "keeps_gather", "parametrized", "brought", "traced", "uneven",
         "disabled", "serving", "alone", "entries", "summed", "adapters", "shallow",
     ),
@@ -23,7 +24,8 @@ RUNS = (
     ),
     OneRun(
         "four ranks", "overlap_worker.py", 4,
-        "forms", "by_plan", "uneven", "autotp", "sharded", "sharded_by_plan", "not_shards",
+        "forms", "by_plan", "uneven", "main_grads", "autotp", "sharded", "sharded_by_plan",
+        "not_shards",
     ),
     OneRun(
         "measures", "overlap_worker.py", 2,
@@ -57,6 +59,13 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
         ("peft", 2, "peft", ("transformers", "accelerate", "peft")),
         ("megatron", 2, "megatron", ("megatron.core",)),
         ("deepspeed", 2, "deepspeed", ("deepspeed",)),
+        ("torchtitan spmd_types", 2, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan spmd_types", 4, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan context_parallel", 4, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan partial_dtensor", 2, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan partial_dtensor", 4, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan full_dtensor", 2, "torchtitan", ("torchtitan.trainer",)),
+        ("torchtitan full_dtensor", 4, "torchtitan", ("torchtitan.trainer",)),
     ],
 )
 def test_other_libraries(
@@ -67,4 +76,7 @@ def test_other_libraries(
     if library not in request.config.getoption("--require"):
         for name in needed:
             pytest.importorskip(name)
-    run("frameworks_worker.py", ranks, tmp_path, checks=(check,))
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if (check, ranks) == ("torchtitan spmd_types", 4) and release < (2, 14):
+        pytest.skip("FSDP of PyTorch 2.13 does not take the parameters of this backend")
+    run("frameworks_worker.py", ranks, tmp_path, checks=check.split())

@@ -1,4 +1,4 @@
-"""size_windows(): which other kernels a serving model's calls may come to need."""
+"""reserve(): which other kernels a serving model's calls may come to need."""
 
 from __future__ import annotations
 
@@ -68,9 +68,10 @@ def test_what_a_capture_takes_is_made_ready_last(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(sizing, "_kinds", lambda found, backward: iter(kinds))
     monkeypatch.setattr(sizing, "_call", call)
+    monkeypatch.setattr(sizing, "_bytes_of", lambda calls: 7)
     model = torch.nn.Module()
     model.__dict__[ATTRIBUTE] = serving
-    sizing.size_windows(model, 100)
+    assert sizing.reserve(model, 100) == 7
     whole = [("down", 100, False), ("up", 100, True)]
     assert called[:2] == whole and called[-4:] == whole * 2
     fewer = [rows for _, rows, _ in called[2:-4]]

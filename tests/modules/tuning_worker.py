@@ -164,20 +164,19 @@ def narrow_windows(rank: int, world: int) -> None:
     x, w = draw(rank, 64, 32), torch.ones(32, 8)
     runtime = opened()
     ficco.matmul_all_reduce(x, w, schedule="serial")
-    enough = runtime.window_bytes
+    enough = runtime.window_bytes // world
     ficco.close()
-    for most in (enough, 0):  # the latter is not enough for serial
-        runtime = opened(most_window_bytes=most)
-        try:
-            with ficco.tune():
-                y = ficco.matmul_all_reduce(x, w)
-        except ficco.InputError as error:
-            assert not most and "0 bytes are allowed" in str(error), error
-        else:
-            want = sum((draw(r, 64, 32) for r in range(world)), torch.zeros(64, 32)) @ w
-            torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-3)
-            assert auto.tuned[runtime] and runtime.window_bytes <= enough
+    for limit in (enough, 0):  # the latter is not enough for serial
+        ficco.limit_windows(limit)
+        runtime = opened()
+        with ficco.tune():
+            y = ficco.matmul_all_reduce(x, w)
+        want = sum((draw(r, 64, 32) for r in range(world)), torch.zeros(64, 32)) @ w
+        torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-3)
+        assert runtime.window_bytes <= limit * world
+        assert bool(limit) == bool(auto.tuned.get(runtime))
         ficco.close()
+    ficco.limit_windows(None)
 
 
 def contexts(rank: int, world: int) -> None:

@@ -448,12 +448,11 @@ def main(store: str, rank: int, world: int) -> None:
     for check in checks:
         check(rank, world)
     assert ficco.window_bytes() == 0
-    ficco.prepare(machine="host", compute="numpy", timeout_s=10, most_window_bytes=1 << 16)
+    ficco.prepare(machine="host", compute="numpy", timeout_s=10)
     gathering(rank, world)
-    if world > 1:
-        assert 0 < ficco.window_bytes() <= 1 << 16
-        tall = torch.zeros(4096, 64)
-        refused(lambda: ficco.all_gather_matmul(tall, torch.zeros(64, 1)), "most_window_bytes")
+    from limited_windows import limited
+
+    limited(rank, world)
     ficco.synchronize()
     ficco.reset()
     gathering(rank, world)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from ficco.api import groups
-from ficco.api.auto import AUTO, choice
+from ficco.api.auto import AUTO, choice, within_limit
 from ficco.api.layers.layer import Layer
 from ficco.core.errors import ScheduleError
 from ficco.core.machine import Machine
@@ -19,8 +19,15 @@ from ficco.plan.schedule import Schedule
 _TRIAL_SIZE = 64  # rows, columns and depth per rank in `check_schedule`
 
 
-def check_schedule(layer: Layer) -> None:
+_BY_MAPPING = "name one for it by a mapping, schedule={pattern: name}"
+
+
+def check_schedule(layer: Layer, advice: str = _BY_MAPPING) -> None:
     """Refuse a schedule that a layer's operator does not have for any size.
+
+    Args:
+        layer: the layer.
+        advice: what the user can do.
 
     Raises:
         ScheduleError: the message names the layer, the operator, and what works.
@@ -35,7 +42,7 @@ def check_schedule(layer: Layer) -> None:
     except ScheduleError as error:
         raise ScheduleError(
             f"{layer.name or 'the layer'} ({layer.style}) runs {operator}, which has no schedule "
-            f"{schedule.name!r}; name one for it by a mapping, schedule={{pattern: name}}: {error}"
+            f"{schedule.name!r}; {advice}: {error}"
         ) from None
 
 
@@ -93,6 +100,8 @@ def schedule_of(layer: Layer) -> Schedule | None:
     if runtime is None:
         return None
     if layer.options.schedule != AUTO:
-        return Schedule.read(layer.options.schedule).resolve(runtime.world, runtime.machine)
+        named = Schedule.read(layer.options.schedule).resolve(runtime.world, runtime.machine)
+        problem = problem_of(layer)
+        return named if problem is None else within_limit(problem, named, runtime)
     last = choice_of(layer)
     return None if last is None else last.schedule

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from ficco.api.layers import main_grad
 from ficco.api.layers.finding import Found, unfit
 from ficco.api.layers.layer import Left, layer_of
 from ficco.api.layers.replacing import plain_forward
-from ficco.core.private.frameworks import OFFLOADING
+from ficco.core.private.frameworks import OFFLOADING, TRANSFORMER_ENGINE
 from ficco.core.private.torch_layers import parameters_of
 
 Module = torch.nn.Module
@@ -21,13 +22,21 @@ Tensor = torch.Tensor
 
 _KINDS = {"ColumnParallelLinear": "column", "RowParallelLinear": "row"}
 _EMBEDDING = "VocabParallelEmbedding"
+_OF_TRANSFORMER_ENGINE = (
+    "it is a layer of Transformer Engine; make the layers with --spec ficco.integrations.megatron "
+    "gpt_spec, or with --transformer-impl local"
+)
 _REQUIRED_ATTRIBUTES = ("config", "skip_bias_add", "sequence_parallel")
 
 
 def look(name: str, module: Module, group: Any) -> Found | Left | None:
     """Return how Megatron has made a module parallel, or None; `group` if the module has none."""
-    if any(c.__name__ == _EMBEDDING for c in type(module).__mro__) and hasattr(module, "tp_group"):
+    names = [c.__name__ for c in type(module).__mro__]
+    if _EMBEDDING in names and hasattr(module, "tp_group"):
         return Left(name, _EMBEDDING, "an embedding has no GEMM to hide behind", False)
+    engine = next((each for each in names if each in TRANSFORMER_ENGINE), None)
+    if engine is not None and getattr(module, "tp_size", 1) > 1:
+        return Left(name, engine, _OF_TRANSFORMER_ENGINE)
     cls = next((c for c in type(module).__mro__ if c.__name__ in _KINDS), None)
     if cls is None or not all(hasattr(module, attribute) for attribute in _REQUIRED_ATTRIBUTES):
         return None
@@ -53,8 +62,6 @@ def _why_unfit(kind: str, module: Any) -> str:
     config = module.config
     if getattr(module, "explicit_expert_comm", False) or getattr(module, "is_expert", False):
         return "experts have their own communication"
-    if getattr(config, "gradient_accumulation_fusion", False):
-        return "gradient_accumulation_fusion adds up weight gradients in its own kernel"
     if getattr(config, OFFLOADING, None) is not None:
         return "it offloads its activations"
     if kind == "row":
@@ -89,9 +96,10 @@ def _column(
         plain_forward(module)(module, input_, weight)  # raises Megatron's own error
     bias = None if module.skip_bias_add else module.bias
     if layer.input_dim is None:
-        y = layer.columns(input_, [weight], [bias])[0]
+        (y,) = main_grad.call(module, weight, layer.columns, input_, [weight], [bias])
     else:
-        y = layer.gather(input_, layer.input_dim, [weight], [bias])[0]
+        dim = layer.input_dim
+        (y,) = main_grad.call(module, weight, layer.gather, input_, dim, [weight], [bias])
     return y, module.bias if module.skip_bias_add else None
 
 
@@ -101,12 +109,13 @@ def _row(module: Any, input_: Tensor) -> tuple[Tensor, Tensor | None]:
     Under sequence parallelism Megatron itself sums the bias's gradient over ranks after backward.
     The bias is therefore added here, so ficco does not sum its gradient.
     """
-    layer = layer_of(module)
+    layer, weight = layer_of(module), module.weight
     bias = None if module.skip_bias_add else module.bias
     if layer.output_dim is None:
-        y = layer.reduce(input_, module.weight, None)
+        y = main_grad.call(module, weight, layer.reduce, input_, weight, None)
     else:
-        y = layer.scatter(input_, layer.output_dim, module.weight, None)
+        dim = layer.output_dim
+        y = main_grad.call(module, weight, layer.scatter, input_, dim, weight, None)
     if bias is not None:
         y = y + bias
     return y, module.bias if module.skip_bias_add else None

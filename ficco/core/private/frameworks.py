@@ -1,15 +1,18 @@
 """Private attributes of Megatron-Core's, Hugging Face's, PEFT's and DeepSpeed's objects, by name.
 
-If an attribute is absent, `getattr` and `get` return None. Plugins of `ficco.integrations` check
-the names that they need by `why_unusable`; if one is absent, they leave the framework unchanged.
+If an attribute is absent, `getattr` and `get` return None. Modules of `ficco.integrations` check the
+names that they need by `why_unusable`; if one is absent, they leave the framework unchanged.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+
 
 from ficco.core.private.finding import resolve
 
@@ -17,6 +20,40 @@ OFFLOADING = "_cpu_offloading_context"
 """Attribute of a Megatron-Core config, set while activations are offloaded. Layers are then left
 unchanged.
 """
+
+FUSION = "gradient_accumulation_fusion"
+"""Attribute of a Megatron-Core layer and its config: the gradient of its weight is added to its
+`main_grad` during backward."""
+
+MAIN_GRAD, ADDED, ZERO_DUMMY = "main_grad", "grad_added_to_main_grad", "zero_out_wgrad"
+"""Attributes of a Megatron-Core weight: the buffer of its gradient, whether a backward has added to
+it, and whether the dummy that autograd gets then must be zero, because something is added to it."""
+
+FSDP_PARAMETER = "__fsdp_param__"
+"""Attribute of a weight of Megatron-FSDP, whose main_grad exists only during backward."""
+
+
+def accumulating_gemm(single: bool) -> Callable[[Any, Any, Any], None] | None:
+    """Return Megatron's function(x, dy, main_grad) that adds dy^T x; None: it is not installed.
+
+    `single`: whether main_grad is float32; else it has the dtype of x and dy.
+    """
+    library = sys.modules.get("fused_weight_gradient_mlp_cuda")  # Megatron imports it
+    return getattr(library, f"wgrad_gemm_accum_fp{32 if single else 16}", None)
+
+
+TRANSFORMER_ENGINE = (
+    "TEColumnParallelLinear",
+    "TERowParallelLinear",
+    "TELayerNormColumnParallelLinear",
+)
+"""Classes of Megatron-Core that are linear layers of Transformer Engine."""
+
+LAYER_SPEC = "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_local_spec"
+HAVE_ENGINE = "megatron.core.extensions.transformer_engine:HAVE_TE"
+SPEC_PROVIDER = "megatron.core.extensions.transformer_engine_spec_provider:TESpecProvider"
+"""What `ficco.integrations.megatron` uses of Megatron-Core: the spec of a layer of its own modules,
+whether Transformer Engine is installed, and the list of its modules."""
 
 SPLIT = "tensor_model_parallel"
 """Attribute of a Megatron-Core parameter: whether it is split over the tensor-parallel group."""
@@ -130,3 +167,34 @@ def why_unusable(framework: Framework) -> str:
         except (ImportError, AttributeError):
             return f"its release {release} has no {name}"
     return ""
+
+
+_TORCHTITAN = """
+    torchtitan.config.override:override torchtitan.config.override:derive
+    torchtitan.config:Configurable
+    torchtitan.distributed.parallel_dims:SpmdLayout
+    torchtitan.distributed.parallel_dims:ParallelDims.get_dense_tp_mesh
+    torchtitan.models.common.attention:BaseAttention
+    torchtitan.models.common.attention:GQAttention
+    torchtitan.models.common.attention:QKVLinear
+    torchtitan.models.common.attention:FusedQKVLinear
+    torchtitan.models.common.decoder_sharding:dense_sequence_parallel_placement
+    torchtitan.models.common.dist_gemm:AllGatherFusedFeedForward
+    torchtitan.models.common.dist_gemm:AllGatherFusedQKVLinear
+    torchtitan.models.common.dist_gemm:RowParallelLinear
+    torchtitan.models.common.feed_forward:FeedForward
+    torchtitan.models.common.linear:Linear
+    torchtitan.protocols.sharding:LocalMapConfig torchtitan.protocols.sharding:ShardingConfig
+    torchtitan.protocols.sharding:spmd
+"""
+
+
+def torchtitan_names() -> tuple[Any, list[str]]:
+    """Return torchtitan's objects by the last part of their name, and the names that are absent."""
+    found, missing = SimpleNamespace(), []
+    for name in _TORCHTITAN.split():
+        try:
+            setattr(found, name.rpartition(":")[2], resolve(name))
+        except (ImportError, AttributeError):
+            missing.append(name)
+    return found, missing

@@ -21,9 +21,9 @@ from ficco.core.errors import InputError, duration_text
 from ficco.core.machine import Machine
 from ficco.measure.selector.book import Book, Point, environment_book, known
 from ficco.measure.selector.candidates import are_few, candidates, plainness, serial
-from ficco.measure.selector.facts import Facts, facts_of
+from ficco.measure.selector.facts import Facts, facts_of, near
 from ficco.measure.selector.profiles import profile_for
-from ficco.measure.selector.rule import MARGIN, estimate_us, reasons
+from ficco.measure.selector.rule import MARGIN, in_regime, reasons, times_us
 from ficco.operators.problem import Problem
 from ficco.plan.schedule import Schedule
 from ficco.plan.timeline import REGIMES
@@ -32,11 +32,13 @@ __all__ = [
     "METHODS",
     "Book",
     "Choice",
+    "Facts",
     "Ranked",
     "automatic",
     "choose",
     "decide",
     "facts_of",
+    "near",
     "plain",
     "profile_for",
     "quick",
@@ -256,13 +258,21 @@ def _quick(
 def _by_rule(
     facts: Facts, machine: Machine, regime: str, gates: bool = True, alone: bool = True
 ) -> Predicted:
-    schedules, eager = candidates(facts, machine, gates, alone), regime == "eager"
+    points, eager = _times(facts, machine, gates, alone), regime == "eager"
     if eager:  # one choice serves calls back to back, and calls that are waited for
-        waited = [estimate_us(facts, machine, point, "synchronized", True) for point in schedules]
+        waited = [in_regime(us, machine, point, "synchronized", True) for point, us in points]
         most = waited[0] * (1 + MARGIN)  # that of serial
-        schedules = tuple(point for point, us in zip(schedules, waited, strict=True) if us <= most)
-    us = [estimate_us(facts, machine, point, regime, eager) for point in schedules]
-    return [(point, time / 1e3) for point, time in zip(schedules, us, strict=True)]
+        points = [each for each, us in zip(points, waited, strict=True) if us <= most]
+    return [(point, in_regime(us, machine, point, regime, eager) / 1e3) for point, us in points]
+
+
+@lru_cache(maxsize=16)  # a problem is asked for in two regimes, one after the other
+def _times(
+    facts: Facts, machine: Machine, gates: bool, alone: bool
+) -> list[tuple[Schedule, tuple[float, float]]]:
+    """Return the schedules that can run, with the times of a call on the devices and the host."""
+    schedules = candidates(facts, machine, gates, alone)
+    return [(schedule, times_us(facts, machine, schedule)) for schedule in schedules]
 
 
 def _promising(facts: Facts, machine: Machine, regime: str) -> tuple[list[Schedule], str]:

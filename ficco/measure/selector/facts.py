@@ -17,6 +17,8 @@ from ficco.operators import registry
 from ficco.operators.problem import POOLING, Problem
 from ficco.plan.tables import MOST_TABLES
 
+_MANY_ROWS = 512  # from here on, a few rows more or less rarely change which schedule is best
+
 
 class Facts(NamedTuple):
     """Static numbers of one rank's part.
@@ -96,6 +98,17 @@ def facts_of(problem: Problem) -> Facts:
         axes == {"contraction"}, axes == {"rows"}, _storing(p),
         any(output.bias for output in p.outputs), not flow.pools and sends_all(p),
     )  # fmt: skip
+
+
+def near(facts: Facts) -> Facts:
+    """Return a key that facts of problems share whose rows differ by about 3%; few rows differ.
+
+    The other sizes are those of `facts`, or follow from the rows.
+    """
+    if facts.m < _MANY_ROWS:
+        return facts
+    rows, sent = _rounded(facts.m), _rounded(facts.sent_bytes)
+    return facts._replace(m=rows, sent_bytes=sent, piece_bytes=0, flops=0.0)
 
 
 def _storing(problem: Problem) -> bool:

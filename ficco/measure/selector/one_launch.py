@@ -66,7 +66,7 @@ def _sent(facts: Facts, machine: Machine, schedule: Schedule, whole: float) -> f
         send *= costs.peer_reads
     fixed = costs.launch_us + costs.direct_us + passes * costs.store_us
     if facts.gathers:
-        return fixed + max(made, send) + min(made, send) / (grain * facts.world)
+        return fixed + max(made, send + made / (grain * facts.world))
     moved = machine.stream_us(2 * once)
     # Programs multiply at the same time, and then all store at peers.
     if facts.flow.finish == "move":

@@ -81,7 +81,15 @@ def estimate_us(
     among_others: whether the host does other work between such calls. It does not matter for the
     host engine, whose ranks do the work of the call themselves.
     """
-    device, host = _device(facts, machine, schedule)
+    return in_regime(times_us(facts, machine, schedule), machine, schedule, regime, among_others)
+
+
+def in_regime(
+    times: tuple[float, float], machine: Machine, schedule: Schedule, regime: str,
+    among_others: bool,
+) -> float:  # fmt: skip
+    """Return the time of `estimate_us` from the times that `times_us` returns."""
+    device, host = times
     if among_others and machine.engine != "host":
         copies = schedule.transport == "dma" and schedule.compute != "gated"
         host *= _COPIES_AMONG_OTHERS if copies else _AMONG_OTHERS
@@ -99,7 +107,7 @@ def _work(facts: Facts, machine: Machine, rows: float) -> float:
     return machine.gemm_us(rows, facts.n, facts.k, facts.dtype)
 
 
-def _device(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
+def times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
     """Return the time of a call on the devices, and on its host, in us."""
     costs, world, m = machine.costs, facts.world, facts.m
     schedule, edge, more = _uncut(facts, schedule)
