@@ -1,7 +1,7 @@
 """Private attributes of Megatron-Core's, Hugging Face's, PEFT's and DeepSpeed's objects, by name.
 
-If an attribute is absent, `getattr` and `get` return None. Modules of `ficco.integrations` check the
-names that they need by `why_unusable`; if one is absent, they leave the framework unchanged.
+If an attribute is absent, `getattr` and `get` return None. Modules of `ficco.integrations` check
+the names that they need by `why_unusable`; if one is absent, they leave the framework unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-
 
 from ficco.core.private.finding import resolve
 
