@@ -118,9 +118,7 @@ class Rank:
         ficco, model = self.ficco, self.model
         opened = self.timed(lambda: ficco.prepare(self.mesh, machine="cuda", timeout_s=30.0))
         ficco.overlap(model, self.mesh, strict=True)
-        sized = [
-            self.timed(lambda: ficco.reserve(model, ROWS, backward=False)) for _ in range(2)
-        ]
+        sized = [self.timed(lambda: ficco.reserve(model, ROWS, backward=False)) for _ in range(2)]
         names = ("open_s", "size_windows_s", "size_windows_again_s")
         self.times |= dict(zip(names, (opened, *sized), strict=True))
 
