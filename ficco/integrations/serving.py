@@ -20,8 +20,8 @@ from ficco.api import groups
 from ficco.api.auto import AUTO
 from ficco.api.layers.choosing import choice_of
 from ficco.api.layers.layer import ATTRIBUTE, Layer, Left, Options, Ranks, Seen
-from ficco.api.sizing import size_windows
-from ficco.core.errors import InputError, counted
+from ficco.api.sizing import reserve
+from ficco.core.errors import InputError, bytes_text, counted
 from ficco.core.logs import log
 from ficco.core.private.frameworks import release_of
 
@@ -118,14 +118,10 @@ def attach_layers(
             least = max(least, gains[kind])
             setattr(module, ATTRIBUTE, layer)
     if least:
-        reserve(model, tokens)
+        with torch.no_grad():
+            reserved = reserve(model, tokens, backward=False)
+        log.info("windows for calls of up to %d tokens take %s", tokens, bytes_text(reserved))
     return least, left
-
-
-def reserve(model: Module, tokens: int) -> None:
-    """Size windows and load kernels for calls of up to so many tokens."""
-    with torch.no_grad():
-        size_windows(model, tokens, backward=False)
 
 
 def _why_closed(group: Any, device: torch.device) -> str:
