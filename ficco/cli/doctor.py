@@ -19,6 +19,8 @@ from ficco.cli.findings import (
     amd_findings,
     check_report,
     devices_of,
+    framework_findings,
+    installed,
     on_devices,
     peer_access,
     probe_findings,
@@ -65,6 +67,11 @@ def add_to(commands: Any) -> None:
         "is given. Default: no file.",
     )  # fmt: skip
     parser.add_argument(
+        "--frameworks", action="store_true",
+        help="Import the frameworks whose layers ficco overlaps, and look for the names that it "
+        "needs of them, which may take a minute. Default: they are not imported.",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", action="store_true",
         help="Print JSON on stdout, and nothing else; not with --profile. Default: a table.",
     )  # fmt: skip
@@ -97,10 +104,12 @@ def _main(args: argparse.Namespace) -> int:
         raise InputError(
             f"--profile {args.profile} with --report or --probes: run them one after the other"
         )
-    if args.profile is not None and args.hold_multiprocessors:
-        raise InputError(
-            f"--hold-multiprocessors with --profile {args.profile}: run them one after the other"
-        )
+    for flag in ("hold_multiprocessors", "frameworks"):
+        if args.profile is not None and getattr(args, flag):
+            raise InputError(
+                f"--{flag.replace('_', '-')} with --profile {args.profile}: run them one after the "
+                "other"
+            )
     if args.profile is not None:
         from ficco.cli.profile import write_profile
 
@@ -128,6 +137,7 @@ def _main(args: argparse.Namespace) -> int:
             *(_multiprocessor_use() if args.hold_multiprocessors else []),
             *_libraries(),
             *amd,
+            *(framework_findings(work.say) if args.frameworks else []),
         ]
     if report is not None:
         write_report(report, findings, [*records, *amd_records])
@@ -403,15 +413,8 @@ def _libraries() -> list[Finding]:
         ("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "GPUs of one process: their arrays"),
         ("cuda-bindings", ("cuda-bindings",), "`ficco doctor --profile` on GPUs"),
     ):
-        version = next(filter(None, map(_version, packages)), None)
+        version = next(filter(None, map(installed, packages)), None)
         version_text = f"{name} {version}" if version else "not installed"
         do = "" if version else "on GPUs: pip install 'ficco[cuda]'"
         findings.append(Finding(name, version is not None, version_text, serves, do))
     return findings
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ficco.cli.engine_choice import MOST_GPUS, unreachable_pairs
 from ficco.core import files
 from ficco.core.errors import EngineError, InputError, counted
+from ficco.core.private.frameworks import FRAMEWORKS, objects_of, why_old
 
 _Result = TypeVar("_Result")
 
@@ -88,6 +90,40 @@ def on_devices(vendor: Any, count: int, use: Callable[[Gpus, str], _Result]) -> 
 
 
 _OVERLAP = ("peer access", "signals", "CUDA settings", "torch on GPUs")  # what GPUs need besides
+
+
+def framework_findings(say: Callable[[str], None]) -> list[Finding]:
+    """Import the installed frameworks, and look for the names that ficco needs of them."""
+    findings = []
+    for framework in FRAMEWORKS:
+        release = installed(framework.distribution)
+        if release is None:
+            do = f"pip install {framework.distribution}, if you use it"
+            findings.append(Finding(framework.name, False, "not installed", framework.way, do))
+            continue
+        say(f"imports {framework.name}")
+        found = f"{release} (tested: {framework.tested})"
+        try:
+            wrong = why_old(framework, release)
+            _, missing = ((), []) if wrong else objects_of(framework)
+        except Exception as error:  # whatever its import raises
+            wrong, missing = f"its import raises {type(error).__name__}: {error}", []
+        if missing:
+            wrong = f"it has no {', '.join(missing)}"
+        elif not wrong and framework.names:
+            found += f", all {len(framework.names)} names found"
+        do = "ficco leaves its layers unchanged; install the tested release" if wrong else ""
+        text = f"{found}; {wrong}" if wrong else found
+        findings.append(Finding(framework.name, not wrong, text, framework.way, do))
+    return findings
+
+
+def installed(distribution: str) -> str | None:
+    """Return the release of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def unusable(findings: Sequence[Finding]) -> list[Finding]:

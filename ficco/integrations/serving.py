@@ -119,8 +119,8 @@ def attach_layers(
             setattr(module, ATTRIBUTE, layer)
     if least:
         with torch.no_grad():
-            size = reserve(model, tokens, backward=False)
-        log.info("windows of %s for calls of up to %d tokens", bytes_text(size), tokens)
+            reserved = reserve(model, tokens, backward=False)
+        log.info("windows for calls of up to %d tokens take %s", tokens, bytes_text(reserved))
     return least, left
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ficco.api.auto import AUTO
 from ficco.core.errors import InputError
 from ficco.core.logs import log
-from ficco.core.private.frameworks import torchtitan_names
+from ficco.core.private.frameworks import TORCHTITAN, objects_of
 from ficco.plan.schedule import Schedule
 
 if importlib.util.find_spec("torchtitan") is None:
@@ -31,7 +31,7 @@ if importlib.util.find_spec("torchtitan") is None:
         "torchtitan is not installed; run `pip install torchtitan`, whose layers "
         "ficco.integrations.torchtitan overrides"
     )
-titan, missing = torchtitan_names()
+titan, missing = objects_of(TORCHTITAN)
 if {"override", "Configurable"} - vars(titan).keys():
     raise ImportError(
         f"the installed torchtitan has no {', '.join(missing)}; release 0.3 or newer is needed"

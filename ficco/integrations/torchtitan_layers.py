@@ -20,9 +20,9 @@ from ficco.api.layers.finding import local_of
 from ficco.api.layers.layer import Layer, Options, Ranks, ranks_of
 from ficco.core.errors import naming
 from ficco.core.logs import log
-from ficco.core.private.frameworks import torchtitan_names
+from ficco.core.private.frameworks import TORCHTITAN, objects_of
 
-titan: Any = torchtitan_names()[0]  # ficco.integrations.torchtitan has found all of them
+titan: Any = objects_of(TORCHTITAN)[0]  # ficco.integrations.torchtitan has found all of them
 
 Tensor = torch.Tensor
 

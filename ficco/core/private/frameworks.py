@@ -1,7 +1,8 @@
-"""Private attributes of Megatron-Core's, Hugging Face's, PEFT's and DeepSpeed's objects, by name.
+"""What ficco uses of other frameworks: private attributes of their objects, names, releases.
 
 If an attribute is absent, `getattr` and `get` return None. Modules of `ficco.integrations` check
 the names that they need by `why_unusable`; if one is absent, they leave the framework unchanged.
+`ficco doctor --frameworks` lists all of them.
 """
 
 from __future__ import annotations
@@ -82,19 +83,28 @@ def style_name(style: Any) -> str:
 
 
 class Framework(NamedTuple):
-    """A serving framework that a plugin changes.
+    """A framework whose layers ficco overlaps.
 
     Attributes:
+        name: in messages.
         package: the name of its module.
-        oldest: the oldest release that the plugin supports, (major, minor) or longer.
-        names: what the plugin uses, as "module:attribute.attribute".
+        distribution: its name for pip.
+        oldest: the oldest release that ficco supports, (major, minor) or longer.
+        tested: the releases that the tests ran with; see docs/support.md.
+        way: how its layers are overlapped.
+        names: what a module of `ficco.integrations` needs of it, as "module:attribute.attribute".
     """
 
+    name: str
     package: str
+    distribution: str
     oldest: tuple[int, ...]
-    names: tuple[str, ...]
+    tested: str
+    way: str
+    names: tuple[str, ...] = ()
 
 
+_OVERLAP = "ficco.overlap(model)"
 VLLM_LAYER = "vllm.model_executor.layers.linear:RowParallelLinear"
 VLLM_UNQUANTIZED = "vllm.model_executor.layers.linear:UnquantizedLinearMethod"
 VLLM_GEMM = "vllm.model_executor.layers.utils:default_unquantized_gemm"
@@ -106,7 +116,7 @@ VLLM_WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 VLLM_PASS = "vllm.compilation.passes.inductor_pass:get_pass_context"
 VLLM_INVARIANT = "vllm.envs:VLLM_BATCH_INVARIANT"
 VLLM = Framework(
-    "vllm", (0, 33),
+    "vLLM", "vllm", "vllm", (0, 33), "0.33.0", "FICCO_VLLM=1",
     (
         VLLM_LAYER, VLLM_LAYER + ".register_oot", VLLM_UNQUANTIZED, VLLM_GEMM, VLLM_REPLACEMENTS,
         VLLM_GROUPS, VLLM_GROUP, VLLM_ALL_REDUCE, VLLM_WORKER, VLLM_PASS, VLLM_INVARIANT,
@@ -131,7 +141,7 @@ SGLANG_PARALLEL, SGLANG_EXECUTION, SGLANG_SCHEDULE, SGLANG_LORA = (
     f"{SGLANG_CONTEXT}:get_{each}" for each in ("parallel", "exec", "schedule", "lora")
 )
 SGLANG = Framework(
-    "sglang", (0, 5, 23),
+    "SGLang", "sglang", "sglang", (0, 5, 23), "0.5.23", "FICCO_SGLANG=1",
     (
         SGLANG_ROW, SGLANG_COLUMN, SGLANG_FORWARD, SGLANG_UNQUANTIZED, SGLANG_SKIPPED, SGLANG_SP,
         SGLANG_SP_TOKENS, SGLANG_SP_GATHER, SGLANG_SP_SCATTER, SGLANG_GROUPS, SGLANG_MEMORY,
@@ -145,9 +155,59 @@ VLLM_GEMM_OF = "_gemm_impl"
 """Attribute of vLLM's UnquantizedLinearMethod: the function that multiplies."""
 
 
+TORCHTITAN = Framework(
+    "torchtitan", "torchtitan", "torchtitan", (0, 3), "0.3.0",
+    "--override.imports ficco.integrations.torchtitan.attention, .feed_forward",
+    (
+        "torchtitan.config.override:override", "torchtitan.config.override:derive",
+        "torchtitan.config:Configurable", "torchtitan.distributed.parallel_dims:SpmdLayout",
+        "torchtitan.distributed.parallel_dims:ParallelDims.get_dense_tp_mesh",
+        *(f"torchtitan.models.common.attention:{each}"
+          for each in ("BaseAttention", "GQAttention", "QKVLinear", "FusedQKVLinear")),
+        "torchtitan.models.common.decoder_sharding:dense_sequence_parallel_placement",
+        *(f"torchtitan.models.common.dist_gemm:{each}" for each in
+          ("AllGatherFusedFeedForward", "AllGatherFusedQKVLinear", "RowParallelLinear")),
+        "torchtitan.models.common.feed_forward:FeedForward",
+        "torchtitan.models.common.linear:Linear",
+        *(f"torchtitan.protocols.sharding:{each}"
+          for each in ("LocalMapConfig", "ShardingConfig", "spmd")),
+    ),
+)  # fmt: skip
+MEGATRON = Framework(
+    "Megatron-Core", "megatron.core", "megatron-core", (0, 16), "0.16.1",
+    f"{_OVERLAP}; --spec ficco.integrations.megatron gpt_spec",
+    (LAYER_SPEC, HAVE_ENGINE, SPEC_PROVIDER),
+)  # fmt: skip
+FRAMEWORKS = (
+    Framework("Hugging Face", "transformers", "transformers", (5,), "5.24.0", _OVERLAP),
+    TORCHTITAN, VLLM, SGLANG, MEGATRON,
+    Framework("DeepSpeed", "deepspeed", "deepspeed", (0, 19), "0.19.8", _OVERLAP),
+)  # fmt: skip
+
+
+def objects_of(framework: Framework) -> tuple[Any, list[str]]:
+    """Return a framework's objects by the last part of their names, and names that are absent."""
+    found, missing = SimpleNamespace(), []
+    for name in framework.names:
+        try:
+            setattr(found, re.split("[.:]", name)[-1], resolve(name))
+        except (ImportError, AttributeError):
+            missing.append(name)
+    return found, missing
+
+
 def release_of(package: str) -> str:
     """Return the release of an importable package, or an empty string."""
     return str(getattr(import_module(package), "__version__", ""))
+
+
+def why_old(framework: Framework, release: str) -> str:
+    """Return why a release of a framework is not supported, or an empty string."""
+    numbers = tuple(map(int, re.findall(r"\d+", release.partition("+")[0])))
+    if numbers >= framework.oldest:
+        return ""
+    oldest = ".".join(map(str, framework.oldest))
+    return f"its release {release!r} is not known; {oldest} or newer is needed"
 
 
 def why_unusable(framework: Framework) -> str:
@@ -156,44 +216,7 @@ def why_unusable(framework: Framework) -> str:
         release = release_of(framework.package)
     except ImportError:
         return f"{framework.package} is not installed"
-    numbers = tuple(map(int, re.findall(r"\d+", release.split("+")[0])))
-    if numbers < framework.oldest:
-        oldest = ".".join(map(str, framework.oldest))
-        return f"its release {release!r} is not known; {oldest} or newer is needed"
-    for name in framework.names:
-        try:
-            resolve(name)
-        except (ImportError, AttributeError):
-            return f"its release {release} has no {name}"
-    return ""
-
-
-_TORCHTITAN = """
-    torchtitan.config.override:override torchtitan.config.override:derive
-    torchtitan.config:Configurable
-    torchtitan.distributed.parallel_dims:SpmdLayout
-    torchtitan.distributed.parallel_dims:ParallelDims.get_dense_tp_mesh
-    torchtitan.models.common.attention:BaseAttention
-    torchtitan.models.common.attention:GQAttention
-    torchtitan.models.common.attention:QKVLinear
-    torchtitan.models.common.attention:FusedQKVLinear
-    torchtitan.models.common.decoder_sharding:dense_sequence_parallel_placement
-    torchtitan.models.common.dist_gemm:AllGatherFusedFeedForward
-    torchtitan.models.common.dist_gemm:AllGatherFusedQKVLinear
-    torchtitan.models.common.dist_gemm:RowParallelLinear
-    torchtitan.models.common.feed_forward:FeedForward
-    torchtitan.models.common.linear:Linear
-    torchtitan.protocols.sharding:LocalMapConfig torchtitan.protocols.sharding:ShardingConfig
-    torchtitan.protocols.sharding:spmd
-"""
-
-
-def torchtitan_names() -> tuple[Any, list[str]]:
-    """Return torchtitan's objects by the last part of their name, and the names that are absent."""
-    found, missing = SimpleNamespace(), []
-    for name in _TORCHTITAN.split():
-        try:
-            setattr(found, name.rpartition(":")[2], resolve(name))
-        except (ImportError, AttributeError):
-            missing.append(name)
-    return found, missing
+    if why := why_old(framework, release):
+        return why
+    _, missing = objects_of(framework)
+    return f"its release {release} has no {', '.join(missing)}" if missing else ""
