@@ -170,6 +170,8 @@ class Call:
             with torch.cuda.device(self.device):
                 return self._run_on_gpu(problem, tensors, named)
         runtime = groups.runtime(self.group)
+        if runtime is None:  # the reason was logged when the group was opened
+            return self._run_plain(problem, tensors)
         if named is None and (context := tuning.due(problem, runtime)):
             make = partial(self._on_host_by, problem, tensors)
             tuning.measure(context, problem, runtime, self.group, self.device, make)

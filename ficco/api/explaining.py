@@ -200,7 +200,7 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
         yield f"group of {ranks.world} ranks {members}, windows {groups.window_bytes(group)} bytes"
         yield from filter(None, map(profile_note, groups.opened(group)))
         if reason := groups.fallback_reason(group):
-            yield f"nothing overlaps on its GPUs, which run plain torch.distributed: {reason}"
+            yield f"nothing overlaps, it runs plain torch.distributed: {reason}"
         if ranks.world == 1:
             yield "nothing is sent in a group of one rank"
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ficco.api.arguments import process_group
 from ficco.core.call_lock import CallLock
 from ficco.core.checking import positive_seconds
-from ficco.core.errors import DevicesRefused, EngineError, InputError
+from ficco.core.errors import DevicesRefused, EngineError, InputError, SeveralNodes
 from ficco.core.logs import log, set_up
 from ficco.core.machine import Machine
 from ficco.core.presence import announce
@@ -46,6 +46,7 @@ _runtimes: dict[Any, ProcessRuntime] = {}
 _gpu_runtimes: dict[Any, GpuProcessRuntime] = {}
 _devices: dict[str, str] = {}  # devices of open groups, by the group's name
 _fallbacks: dict[Any, str] = {}  # why a group's GPUs run plain torch.distributed
+_spread: dict[Any, str] = {}  # the same, of groups whose ranks are on several nodes
 _NOTIFIED = "_ficco_notified"  # attribute of an error that was sent to the group's ranks
 limits: dict[Any, int | None] = {}  # bytes of a rank's windows, by `limit_windows`
 _locks: dict[str, CallLock] = {}  # held while a group opens, by the group's name
@@ -77,7 +78,7 @@ def refuse(group: Any, error: Exception) -> None:
     runtimes = opened(pg)
     for open_runtime in runtimes:
         open_runtime.refuse(error)
-    if not runtimes and pg not in _fallbacks and dist.get_world_size(pg) > 1:
+    if not runtimes and fallback_reason(pg) is None and dist.get_world_size(pg) > 1:
         refuse_to_open(pg, f"{type(error).__name__}: {error}")
 
 
@@ -144,9 +145,10 @@ def prepare(
     pg = process_group(group)
     profile = machine if isinstance(machine, Machine) else Machine.named(machine)
     on_gpu = profile.engine != "host"
-    kinds, where = ((_gpu_runtimes, _fallbacks), " for GPUs") if on_gpu else ((_runtimes,), "")
+    kinds: tuple[Any, ...] = (_gpu_runtimes, _fallbacks) if on_gpu else (_runtimes,)
+    where = " for GPUs" if on_gpu else ""
     with _lock_of(pg):
-        if any(pg in kind for kind in kinds):
+        if any(pg in kind for kind in (*kinds, _spread)):
             raise InputError(f"the group is already open{where}; call ficco.close(group) first")
         _open(pg, profile, compute, timeout_s)
 
@@ -155,12 +157,12 @@ def prepare(
 def _opened_with_defaults(group: Any, machine: str) -> Any:
     """Return a ProcessGroup's runtime, opened as by `prepare` unless another thread has opened it.
 
-    None: its GPUs run plain torch.distributed.
+    None: it runs plain torch.distributed.
     """
-    on_gpu = machine != "host"
     with _lock_of(group):
-        found = (_gpu_runtimes if on_gpu else _runtimes).get(group)
-        if found is None and not (on_gpu and group in _fallbacks):
+        found = (_runtimes if machine == "host" else _gpu_runtimes).get(group)
+        refused = group in _spread or (machine != "host" and group in _fallbacks)
+        if found is None and not refused:
             found = _open(group, Machine.named(machine), "torch", None)
     return found
 
@@ -180,15 +182,20 @@ def _lock_of(pg: Any) -> AbstractContextManager[bool]:
 def _open(
     pg: Any, profile: Machine, compute: str, timeout_s: float | None
 ) -> ProcessRuntime | None:
-    """Open a group that is not open; return None if its GPUs run plain torch.distributed."""
+    """Open a group that is not open; return None if it runs plain torch.distributed."""
     note_group(pg)
     _close_destroyed()
     limit = limits[pg] if pg in limits else size_in_bytes("FICCO_WINDOW_BYTES")
     options = (_TIMEOUT_S if timeout_s is None else timeout_s, limit)
-    if profile.engine != "host":
-        return _open_gpus(pg, profile, *options, opening_s=timeout_s)
     library = computes.named(compute)
-    opened_now = ProcessRuntime(pg, profile, library, *options, opening_s=timeout_s)
+    try:
+        if profile.engine != "host":
+            return _open_gpus(pg, profile, *options, opening_s=timeout_s)
+        opened_now = ProcessRuntime(pg, profile, library, *options, opening_s=timeout_s)
+    except (DevicesRefused, SeveralNodes) as refused:  # on all ranks
+        (_spread if isinstance(refused, SeveralNodes) else _fallbacks)[pg] = str(refused)
+        log.warning("the group runs plain torch.distributed, nothing overlaps: %s", refused)
+        return None
     _runtimes[pg] = opened_now
     _note_devices()
     log.info("group of %d ranks opened on machine %s", opened_now.world, profile.name)
@@ -204,12 +211,7 @@ def _open_gpus(
 
     if torch.version.hip is not None and profile.name == "cuda":
         profile = Machine.named("hip")
-    try:
-        runtime = GpuProcessRuntime(pg, profile, timeout_s, window_limit, opening_s=opening_s)
-    except DevicesRefused as refused:  # on all ranks
-        _fallbacks[pg] = str(refused)
-        log.warning("GPUs of the group run plain torch.distributed, nothing overlaps: %s", refused)
-        return None
+    runtime = GpuProcessRuntime(pg, profile, timeout_s, window_limit, opening_s=opening_s)
     kernels = kernels_of(runtime)
     if kernels.reason:
         log.warning("schedule='auto' uses none of ficco's own kernels: %s", kernels.reason)
@@ -221,11 +223,16 @@ def _open_gpus(
     return runtime
 
 
-def runtime(group: Any) -> ProcessRuntime:
-    """Return the group's runtime for the CPU, opened now if necessary."""
+def runtime(group: Any) -> ProcessRuntime | None:
+    """Return the group's runtime for the CPU, opened now if necessary.
+
+    None: the group runs plain torch.distributed, for the reason that `fallback_reason` returns.
+    """
     pg = process_group(group)
-    found = _runtimes.get(pg)
-    return _opened_with_defaults(pg, "host") if found is None else found
+    if (found := _runtimes.get(pg)) is not None or pg in _spread:
+        return found
+    opened_now: ProcessRuntime | None = _opened_with_defaults(pg, "host")
+    return opened_now
 
 
 @contextmanager
@@ -251,7 +258,7 @@ def gpu_runtime(group: Any, device: Any) -> GpuProcessRuntime | None:
     """
     pg = process_group(group)
     open_runtime = _gpu_runtimes.get(pg)
-    if open_runtime is None and pg not in _fallbacks:
+    if open_runtime is None and pg not in _fallbacks and pg not in _spread:
         if torch.cuda.is_current_stream_capturing():
             raise InputError(
                 "the group's first call on GPUs cannot be captured into a CUDA graph; call "
@@ -302,7 +309,7 @@ def gathered(group: Any, device: Any, what: str, value: Any, opening: bool = Fal
         open_runtime = gpu_runtime(pg, device) if on_gpu else runtime(pg)
     if open_runtime is not None and not disabled():
         return gathered_objects(open_runtime, what, value)
-    return exchanged_objects(pg, what, value)
+    return exchanged_objects(pg, device, what, value)
 
 
 def alone() -> bool:
@@ -331,13 +338,13 @@ def forget_calls() -> None:
 
 
 def fallback_reason(group: Any = None) -> str | None:
-    """Return why a group's GPUs run plain torch.distributed instead of ficco.
+    """Return why a group runs plain torch.distributed: its GPUs cannot do else, or it has nodes.
 
     Args:
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
 
     Returns:
-        One sentence; None if ficco runs the group's calls, or the group is not open for GPUs.
+        One sentence; None if ficco runs the group's calls, or the group is not open.
 
     Raises:
         InputError: `group` is not a group, or torch.distributed is not initialized.
@@ -346,7 +353,8 @@ def fallback_reason(group: Any = None) -> str | None:
         >>> if reason := ficco.fallback_reason():
         ...     print(f"nothing overlaps: {reason}")
     """
-    return _fallbacks.get(process_group(group))
+    pg = process_group(group)
+    return _spread.get(pg) or _fallbacks.get(pg)
 
 
 def opened(group: Any) -> list[ProcessRuntime]:
@@ -457,7 +465,7 @@ def close(group: Any = None) -> None:
         >>> ficco.window_bytes()
         0
     """
-    known = any(group is pg for pg in [*_runtimes, *_gpu_runtimes, *_fallbacks])
+    known = any(group is pg for pg in [*_runtimes, *_gpu_runtimes, *_fallbacks, *_spread])
     if not known and not dist.is_initialized():
         _close_destroyed()
         return
@@ -467,6 +475,7 @@ def close(group: Any = None) -> None:
     for open_runtime in filter(None, [kind.get(pg) for kind in kinds]):
         open_runtime.check_outside()
     _fallbacks.pop(pg, None)
+    _spread.pop(pg, None)
     for open_runtime in filter(None, [kind.pop(pg, None) for kind in kinds]):
         forget_calls()
         _note_devices()
@@ -475,7 +484,7 @@ def close(group: Any = None) -> None:
 
 def _close_destroyed() -> None:
     """Close the runtimes of process groups that torch.distributed has destroyed."""
-    for pg in {*_runtimes, *_gpu_runtimes, *_fallbacks, *limits}:
+    for pg in {*_runtimes, *_gpu_runtimes, *_fallbacks, *_spread, *limits}:
         try:
             dist.get_process_group_ranks(pg)
         except (KeyError, ValueError):

@@ -71,8 +71,8 @@ def _reasons(layer: Layer) -> Iterator[str]:
     if seen is None:
         yield "no call was seen (torch.compile hides calls); call the model first"
         return
-    if seen.device.type == "cuda" and groups.fallback_reason(layer.ranks.group):
-        yield "its GPUs run plain torch.distributed"
+    if groups.fallback_reason(layer.ranks.group):
+        yield "its group runs plain torch.distributed"
     if seen.operator == "column_matmul":
         yield "its forward sends nothing"
     if seen.dtype not in PROBLEM_NAME_OF or 0 in (seen.whole, seen.inner, seen.k, *seen.widths):

@@ -88,6 +88,10 @@ class DevicesRefused(EngineError):
     """The devices of a group cannot run an engine; all its ranks raise the same reason."""
 
 
+class SeveralNodes(EngineError):
+    """The ranks of a group cannot share memory; all of them raise the same reason."""
+
+
 class TimeoutExceeded(EngineError, TimeoutError):
     """A wait that lasted longer than the timeout.
 

@@ -41,8 +41,10 @@ def key_of(rank: int) -> str:
 def facts_of_process() -> Facts:
     """Return facts by which processes of the same PID namespace see whether this one lives."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    name = os.environ.get("FICCO_NODE") or socket.gethostname()
     return {
-        "host": [socket.gethostname(), boot],
+        # Sockets without a name reach processes of one network namespace.
+        "node": [name, boot, os.readlink("/proc/self/ns/net")],
         "pid": os.getpid(),
         "born": _start_time(os.getpid()),
         "sees": os.readlink("/proc/self/ns/pid"),
@@ -50,7 +52,7 @@ def facts_of_process() -> Facts:
 
 
 def has_ended(facts: Facts) -> bool:
-    """Return whether a process of this host has ended; False if that cannot be seen from here."""
+    """Return whether a process of this node has ended; False if that cannot be seen from here."""
     if facts["born"] is None or facts["sees"] != os.readlink("/proc/self/ns/pid"):
         return False  # it may run in another container
     return _start_time(facts["pid"]) != str(facts["born"])

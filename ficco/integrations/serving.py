@@ -130,9 +130,9 @@ def _why_closed(group: Any, device: torch.device) -> str:
         return "FICCO_DISABLE=1"
     if device.type == "cuda":
         groups.gpu_runtime(group, device)
-        return groups.fallback_reason(group) or ""
-    groups.runtime(group)
-    return ""
+    else:
+        groups.runtime(group)
+    return groups.fallback_reason(group) or ""
 
 
 def _least_rows(layer: Layer, weight: Tensor, most: int) -> int:

@@ -7,6 +7,9 @@ never arrives therefore leaves no other rank hanging:
     leader     name -> store | hello of every rank  | welcome -> all
     rank       poll store    | connect, hello       | welcome
 
+Ranks on several nodes cannot share memory. Whoever sees that tells the others through the store,
+and every rank then reads from the store where each of them is.
+
 The sockets have no name in a file system. They accept only processes of the same user that know
 the secret in the store.
 """
@@ -22,10 +25,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import ficco
-from ficco.core.errors import EngineError, TimeoutExceeded
+from ficco.core.errors import EngineError, SeveralNodes, TimeoutExceeded
 from ficco.core.interrupts import is_interrupt
 from ficco.core.logs import reporting
 from ficco.core.presence import Facts, facts_of_process, has_ended
@@ -38,6 +41,11 @@ _POLL_S = 0.05  # how often a waiting rank checks for ranks that have died or re
 _GRACE_S = 1.0  # for the leader's verdict to arrive after the leader's deadline
 _REFUSAL_LASTS_S = 0.5  # before it counts: if all ranks raise an error, all may retry
 _NAME = "ficco/leader"  # the store's key for the name of rank 0's socket
+_SPREAD = "ficco/nodes"  # the store's key that tells that ranks are on several nodes
+
+
+class _Spread(Exception):
+    """A rank is on another node."""
 
 
 class Store(Protocol):
@@ -105,8 +113,9 @@ def connected(
         broken: returns the error that ends the wait, or None while it can go on.
 
     Raises:
-        EngineError: the ranks are on several hosts or differ in facts, or one has died or makes
-            another call; TimeoutExceeded: a rank did not arrive. All connected ranks are notified.
+        SeveralNodes: the ranks are on several nodes; on all ranks.
+        EngineError: the ranks differ in facts, or one has died or makes another call;
+            TimeoutExceeded: a rank did not arrive. All connected ranks are notified.
     """
     own = {
         "facts": facts, "kind": members.kind, "turn": members.turn, "what": members.what,
@@ -119,7 +128,12 @@ def connected(
             before = members._replace(turn=members.turn - 1)
             members.store.set(_refusal_of(before), json.dumps(None))
         with reporting(connector.waiting_in_words, members.rank == LEADER):
-            return connector.lead() if members.rank == LEADER else connector.follow()
+            try:
+                return connector.lead() if members.rank == LEADER else connector.follow()
+            except _Spread:
+                connector.find_nodes()
+    except SeveralNodes:
+        raise
     except BaseException as error:
         if is_interrupt(error) or not isinstance(error, RuntimeError):
             with contextlib.suppress(RuntimeError):  # the others would wait for this rank
@@ -152,6 +166,7 @@ class _Connector:
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
         self._peers: dict[int, socket.socket] = {}
         self._missing: dict[int, Facts | None] = {}  # ranks, and what is known of their processes
+        self._nodes_differ = False  # whether ranks are known to be on several nodes
         self._refused_at: dict[int, float] = {}  # when a rank's refusal was first seen
 
     def lead(self) -> Connected:
@@ -176,7 +191,9 @@ class _Connector:
             turn = max(entry["turn"] for entry in arrived.values())
             self._notify({"say": "welcome", "pids": pids, "turn": turn})
         except BaseException as error:
-            self._notify({"say": "end", "error": self._packed_error(error)})
+            spread = isinstance(error, _Spread)
+            end = {"say": "end", "error": self._packed_error(error)}
+            self._notify({"say": "spread"} if spread else end)
             for peer in self._peers.values():
                 peer.close()
             raise
@@ -223,7 +240,7 @@ class _Connector:
         entry = _read(self._members.store, _NAME)
         if entry is None:
             return None
-        _check_hosts({LEADER: entry, self._members.rank: self._own})
+        _check_node(entry, self._own)
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             leader.settimeout(_HELLO_TIMEOUT_S)
@@ -256,9 +273,35 @@ class _Connector:
         if not data:
             return None
         message = json.loads(data)
+        if message["say"] == "spread":
+            raise _Spread
         if message["say"] == "end":
             raise _unpacked_error(message["error"])
         return Connected({LEADER: leader}, message["pids"], message["turn"])
+
+    def find_nodes(self) -> NoReturn:
+        """Read from the store on which node each rank is, and raise SeveralNodes.
+
+        What ranks wrote at an earlier opening serves as well: a process does not change its node.
+        """
+        members, self._nodes_differ = self._members, True
+        members.store.set(_SPREAD, "true")
+        while True:
+            known = {rank: _read(members.store, _entry_of(rank)) for rank in range(members.world)}
+            entries = {rank: entry for rank, entry in known.items() if entry is not None}
+            if len(entries) == members.world:
+                break
+            self._wait_for(sorted(set(known) - set(entries)))
+            time.sleep(_POLL_S / 2)
+        _check_versions(entries)
+        nodes: dict[tuple[str, ...], list[int]] = {}
+        for rank, entry in sorted(entries.items()):
+            nodes.setdefault(tuple(entry["node"]), []).append(rank)
+        where = "; ".join(f"{name!r}: ranks {ranks}" for (name, *_), ranks in nodes.items())
+        raise SeveralNodes(
+            f"its ranks are on {len(nodes)} nodes, which share no memory ({where}); groups of "
+            "ranks of one node overlap"
+        )
 
     # ---- missing ranks
 
@@ -270,6 +313,8 @@ class _Connector:
         """Raise if the wait for these ranks is over: one of them will not arrive, or it is late."""
         self._missing = {rank: self._missing.get(rank) for rank in missing}
         self._check_unbroken()
+        if not self._nodes_differ and self._members.store.check([_SPREAD]):
+            raise _Spread
         for rank in missing:
             self._check_coming(rank)
         if time.monotonic() > self._deadline:
@@ -282,8 +327,9 @@ class _Connector:
         self._missing[rank] = facts
         died = False
         if facts is not None:
-            _check_hosts({rank: facts, members.rank: self._own})
-            died = has_ended(facts)
+            if not self._nodes_differ:
+                _check_node(facts, self._own)
+            died = facts["node"] == self._own["node"] and has_ended(facts)
         refused = _read(members.store, _refusal_of(members._replace(rank=rank)))
         if refused is not None:
             if "verdict" in refused:
@@ -389,20 +435,13 @@ def _hello_of(peer: socket.socket, secret: str, world: int) -> Facts | None:
 # ---- facts that must be equal on all ranks
 
 
-def _check_hosts(entries: dict[int, Facts]) -> None:
-    (first_rank, first), *others = sorted(entries.items())
-    for rank, entry in others:
-        if entry["host"] != first["host"]:
-            raise EngineError(
-                f"rank {first_rank} runs on host {first['host'][0]!r} and rank {rank} on "
-                f"{entry['host'][0]!r}; ficco's windows are memory of one host, so make groups of "
-                "ranks of one host (and one container)"
-            )
+def _check_node(entry: Facts, own: Facts) -> None:
+    """Raise _Spread if another rank is on another node."""
+    if entry["node"] != own["node"]:
+        raise _Spread
 
 
-def _check_alike(entries: dict[int, Facts]) -> None:
-    """Refuse ranks that differ from rank 0; not all ranks have arrived."""
-    _check_hosts(entries)
+def _check_versions(entries: dict[int, Facts]) -> None:
     first = entries[LEADER]
     for rank, entry in sorted(entries.items()):
         if entry["version"] != first["version"]:
@@ -410,6 +449,13 @@ def _check_alike(entries: dict[int, Facts]) -> None:
                 f"rank 0 has ficco {first['version']} and rank {rank} has {entry['version']}; "
                 "install one version for all ranks"
             )
+
+
+def _check_alike(entries: dict[int, Facts]) -> None:
+    """Refuse ranks that differ from rank 0; not all ranks have arrived."""
+    _check_versions(entries)
+    first = entries[LEADER]
+    for rank, entry in sorted(entries.items()):
         if entry["what"] != first["what"]:
             raise EngineError(
                 f"rank {rank} came to {entry['what']}, rank 0 to {first['what']}. Make the same "

@@ -8,7 +8,9 @@ Every exchange names its purpose. Ranks that came for different purposes get an 
 from __future__ import annotations
 
 import base64
+import json
 import pickle
+from itertools import accumulate
 from typing import Any, Protocol
 
 from ficco.core.errors import EngineError
@@ -90,34 +92,45 @@ def gathered_objects(ranks: Ranks, what: str, value: Any, call: str = "") -> lis
     return [pickle.loads(base64.b64decode(text)) for text in texts]
 
 
-def exchanged_objects(group: Any, what: str, value: Any) -> list[Any]:
-    """Return the objects of all ranks of a group that ficco does not run, by torch.distributed.
+def exchanged_objects(group: Any, device: Any, what: str, value: Any) -> list[Any]:
+    """Return the JSON values of all ranks of a group that ficco does not run, by torch.distributed.
+
+    Ranks may be on several nodes, so nothing is unpickled.
 
     Args:
         group: a ProcessGroup.
+        device: of tensors that the group can send.
         what: the purpose of the exchange, equal on all ranks.
-        value: this rank's object, which must support `pickle`.
+        value: of this rank; tuples become lists.
 
     Raises:
         EngineError: a rank has left, or did not arrive within the timeout of torch.distributed, or
             came for another purpose; or the group belongs to the process from which this one was
             forked.
     """
-    import torch.distributed as dist
+    import torch
+
+    from ficco.runtime.distributed import gathered
 
     if forks.is_of_parent():
         raise EngineError(forks.REFUSAL)
-    found: list[Any] = [None] * dist.get_world_size(group)
+    world = torch.distributed.get_world_size(group)
+    text = json.dumps(["ficco", what, value]).encode()
+    own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)[:, None]
     try:
-        dist.all_gather_object(found, ("ficco", what, value), group=group)
-    except RuntimeError as error:  # of gloo and of NCCL
+        sizes = gathered(torch.tensor([[len(text)]], device=device), [1] * world, group)
+        counts: list[int] = sizes.flatten().tolist()
+        whole = bytes(gathered(own, counts, group).flatten().tolist())
+        ends = accumulate(counts)
+        found = [json.loads(whole[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+    except (RuntimeError, ValueError) as error:  # of gloo, of NCCL, of data of other calls
         raise EngineError(
             f"a rank has left the group, or made another call of torch.distributed: {error}. "
             "Restart the processes"
         ) from error
     for rank, each in enumerate(found):
-        if not (isinstance(each, tuple) and each[:2] == ("ficco", what)):
-            other = each[1] if isinstance(each, tuple) and each[:1] == ("ficco",) else "other calls"
+        if each[:2] != ["ficco", what]:
+            other = each[1] if each[:1] == ["ficco"] else "other calls"
             raise EngineError(
                 f"rank {rank} came to {other}, and this rank to {what}. Make the same calls on "
                 "every rank, in the same order"

@@ -30,7 +30,9 @@ def test_megatron_core_is_asked_for(torch: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_ficco_imports_no_integration(torch: Any) -> None:
     code = "import sys, torch, ficco; ficco.overlap; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     names = found.stdout.split()
     assert "ficco.api.overlapping" in names
     assert not [n for n in names if n.startswith(("ficco.integrations", "megatron"))]

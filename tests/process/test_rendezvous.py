@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+import ficco
 from ficco.core import logs
-from ficco.core.errors import EngineError, TimeoutExceeded
+from ficco.core.errors import EngineError, SeveralNodes, TimeoutExceeded
 from ficco.core.presence import facts_of_process
 from ficco.runtime import bootstrap
 from ficco.runtime.bootstrap import Members, note_refusal
@@ -112,20 +113,24 @@ class TestConnecting:
         yield
         assert _files() == before
 
-    def test_other_hosts_are_refused(self) -> None:
+    def test_ranks_on_another_node_are_told_to_all(self) -> None:
         store = Kept()
-        store.set("ficco/rank/2", json.dumps({**_came(), "host": ["there", "1"]}))
+        store.set(
+            "ficco/rank/2",
+            json.dumps({**_came(), "version": ficco.__version__, "node": ["there", "1", "2"]}),
+        )
         for error in opened(store, 20, [0, 1]):
-            assert isinstance(error, EngineError)
-            assert "rank 2 on 'there'" in str(error)
+            assert isinstance(error, SeveralNodes)
+            assert "'there': ranks [2]" in str(error)
 
-    def test_rank_0_on_another_host_is_refused(self) -> None:
+    def test_rank_0_on_another_node_is_told_to_all(self) -> None:
         def elsewhere(key: str, value: Any) -> Any:
-            return {**value, "host": ["there", "1"]} if key == "ficco/leader" else value
+            there = key in ("ficco/leader", "ficco/rank/0")
+            return {**value, "node": ["there", "1", "2"]} if there else value
 
-        for error in opened(Kept(elsewhere), 3)[1:]:
-            assert isinstance(error, EngineError)
-            assert "rank 0 runs on host 'there'" in str(error)
+        for error in opened(Kept(elsewhere), 20):
+            assert isinstance(error, SeveralNodes)
+            assert "'there': ranks [0]" in str(error)
 
     @pytest.mark.parametrize("rank", range(WORLD))
     def test_an_interrupt_of_a_rank_ends_the_wait_for_it(self, rank: int) -> None:
@@ -156,14 +161,13 @@ class TestConnecting:
             ("kind", "rank 1 for GPUs"),
             ("what", "rank 1 came to make a window, rank 0 to open the group"),
             ("version", "and rank 1 has 0.0.1; install one version"),
-            ("host", "rank 1 on 'there'"),
         ],
     )
     def test_what_is_not_alike_is_refused_by_all(
         self, differs: str, wanted: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A rank that comes when the others have raised the error raises it within 2 s."""
-        others = {"version": "0.0.1", "host": ["there", "1"]}
+        others = {"version": "0.0.1"}
         own = threading.local()
 
         def facts_here() -> dict[str, Any]:
