@@ -29,8 +29,9 @@ _NO_COSTS = Costs()
 ENGINES = ("host", "cuda", "hip")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SLICED_ROWS = 64  # see `Machine.sliced_gemm_us`
-_SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows and depth of a step, and its duration
+_SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows, columns and depth of a step; its duration
 _SLICED_ROW_US = 0.04  # to store a row of a slice at peers and add up, beyond SLICED_ROWS
+_SLICED_NARROW = 32  # columns of a step that takes half as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,13 +316,16 @@ class Machine:
         Kernels that store at peers multiply in this way. With few rows the time is that of the
         library. With more rows, each program reads all of x again, step by step (three shapes on
         an H100, 2026-11-25), and moves its slice of these rows alone (three shapes on H100s and
-        H200s, 2026-11-27).
+        H200s, 2026-11-27). More than 32 columns of a step take twice as long (eleven shapes on
+        H200s, 2026-11-30).
         """
         whole = self.gemm_us(m, n, k, dtype)
         if m <= SLICED_ROWS:
             return whole
         read = self.stream_us(float(slices) * m * k * DTYPES[dtype])
-        steps = math.ceil(m / _SLICED_STEP) * math.ceil(k / _SLICED_STEP)
+        width = math.ceil(n / slices)
+        across = (1 + (width > _SLICED_NARROW)) * math.ceil(width / _SLICED_STEP)
+        steps = math.ceil(m / _SLICED_STEP) * across * math.ceil(k / _SLICED_STEP)
         return max(whole, read, steps * _SLICED_STEP_US) + (m - SLICED_ROWS) * _SLICED_ROW_US
 
     def rated_gemm_us(self, flops: float, dtype: str) -> float:
