@@ -7,6 +7,14 @@ from pathlib import Path
 
 from ficco.core.errors import InputError, shown
 
+# Variables that decide which schedule a rank takes; they must be equal on all ranks.
+EQUAL = ("FICCO_MACHINE", "FICCO_BOOK", "FICCO_MEASURE", "FICCO_PROBES", "FICCO_PACK")
+
+
+def equal_variables() -> dict[str, str]:
+    """Return the values of the variables in EQUAL that are set."""
+    return {name: value for name in EQUAL if (value := os.environ.get(name, ""))}
+
 
 def cache_folder() -> Path:
     """Return the folder for what is measured once per machine; it may not exist yet."""

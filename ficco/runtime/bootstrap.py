@@ -32,6 +32,7 @@ from ficco.core.errors import EngineError, SeveralNodes, TimeoutExceeded
 from ficco.core.interrupts import is_interrupt
 from ficco.core.logs import reporting
 from ficco.core.presence import Facts, facts_of_process, has_ended
+from ficco.core.settings import equal_variables
 from ficco.runtime.failures import GONE
 
 LEADER = 0  # the rank that all others connect to
@@ -119,7 +120,7 @@ def connected(
     """
     own = {
         "facts": facts, "kind": members.kind, "turn": members.turn, "what": members.what,
-        "version": ficco.__version__, **facts_of_process(),
+        "version": ficco.__version__, "variables": equal_variables(), **facts_of_process(),
     }  # fmt: skip
     connector = _Connector(members, own, timeout_s, broken)
     try:
@@ -293,7 +294,7 @@ class _Connector:
                 break
             self._wait_for(sorted(set(known) - set(entries)))
             time.sleep(_POLL_S / 2)
-        _check_versions(entries)
+        _check_settings(entries)
         nodes: dict[tuple[str, ...], list[int]] = {}
         for rank, entry in sorted(entries.items()):
             nodes.setdefault(tuple(entry["node"]), []).append(rank)
@@ -441,7 +442,8 @@ def _check_node(entry: Facts, own: Facts) -> None:
         raise _Spread
 
 
-def _check_versions(entries: dict[int, Facts]) -> None:
+def _check_settings(entries: dict[int, Facts]) -> None:
+    """Refuse ranks whose release of ficco or variables differ from those of rank 0."""
     first = entries[LEADER]
     for rank, entry in sorted(entries.items()):
         if entry["version"] != first["version"]:
@@ -449,11 +451,18 @@ def _check_versions(entries: dict[int, Facts]) -> None:
                 f"rank 0 has ficco {first['version']} and rank {rank} has {entry['version']}; "
                 "install one version for all ranks"
             )
+        given, other = first["variables"], entry["variables"]
+        for name in sorted(given | other):
+            if given.get(name) != other.get(name):
+                raise EngineError(
+                    f"rank 0 has {name}={given.get(name, '')!r} and rank {rank} has "
+                    f"{name}={other.get(name, '')!r}; set it to one value on all ranks"
+                )
 
 
 def _check_alike(entries: dict[int, Facts]) -> None:
     """Refuse ranks that differ from rank 0; not all ranks have arrived."""
-    _check_versions(entries)
+    _check_settings(entries)
     first = entries[LEADER]
     for rank, entry in sorted(entries.items()):
         if entry["what"] != first["what"]:

@@ -16,6 +16,7 @@ import ficco
 from ficco.core import logs
 from ficco.core.errors import EngineError, SeveralNodes, TimeoutExceeded
 from ficco.core.presence import facts_of_process
+from ficco.core.settings import equal_variables
 from ficco.runtime import bootstrap
 from ficco.runtime.bootstrap import Members, note_refusal
 from ficco.runtime.meeting import Agenda
@@ -114,11 +115,9 @@ class TestConnecting:
         assert _files() == before
 
     def test_ranks_on_another_node_are_told_to_all(self) -> None:
+        own = {"version": ficco.__version__, "variables": equal_variables()}
         store = Kept()
-        store.set(
-            "ficco/rank/2",
-            json.dumps({**_came(), "version": ficco.__version__, "node": ["there", "1", "2"]}),
-        )
+        store.set("ficco/rank/2", json.dumps({**_came(), **own, "node": ["there", "1", "2"]}))
         for error in opened(store, 20, [0, 1]):
             assert isinstance(error, SeveralNodes)
             assert "'there': ranks [2]" in str(error)
@@ -161,13 +160,14 @@ class TestConnecting:
             ("kind", "rank 1 for GPUs"),
             ("what", "rank 1 came to make a window, rank 0 to open the group"),
             ("version", "and rank 1 has 0.0.1; install one version"),
+            ("variables", "rank 0 has FICCO_BOOK='' and rank 1 has FICCO_BOOK='mine'"),
         ],
     )
     def test_what_is_not_alike_is_refused_by_all(
         self, differs: str, wanted: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A rank that comes when the others have raised the error raises it within 2 s."""
-        others = {"version": "0.0.1"}
+        others: Any = {"version": "0.0.1", "variables": {"FICCO_BOOK": "mine"}}
         own = threading.local()
 
         def facts_here() -> dict[str, Any]:
