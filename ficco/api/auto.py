@@ -26,33 +26,8 @@ if TYPE_CHECKING:
     from ficco.runtime.process_gpu import GpuProcessRuntime
 
 AUTO = "auto"
+LIMITED = "the windows of other schedules would exceed the limit"  # a reason of a choice
 _MOST_TAKEN = 4096  # then all are chosen anew
-_EXACT = 64  # problems of a group that are all asked for by themselves; see `_Asked`
-
-
-class _Asked:
-    """The problem that the selector is asked for, by the problem of a call.
-
-    A choice takes about a millisecond. A server that gets prompts of ever other lengths would need
-    it in every step; so from `_EXACT` problems on, a problem takes the choice of an earlier one
-    whose rows differ by a few per cent. Ranks make the same calls, so they agree.
-    """
-
-    def __init__(self) -> None:
-        self.of: dict[Problem, Problem] = {}
-        self._near: dict[selector.Facts, Problem] = {}
-
-    def note(self, problem: Problem) -> None:
-        """Decide for which problem the selector is asked, at a call."""
-        if problem in self.of:
-            return
-        if len(self.of) >= _MOST_TAKEN:
-            self.of.clear()
-            self._near.clear()
-        first = self._near.setdefault(selector.near(selector.facts_of(problem)), problem)
-        self.of[problem] = problem if len(self.of) < _EXACT else first
-
-
 Tuned = dict[str, dict[str, selector.Choice]]  # by `tuned_key`, by regime
 tuned: WeakKeyDictionary[ProcessRuntime, Tuned] = WeakKeyDictionary()  # choices of `ficco.tune`
 _logged: set[tuple[str, ...]] = set()  # choices whose reasons were logged
@@ -62,7 +37,6 @@ _taken: WeakKeyDictionary[ProcessRuntime, tuple[tuple[Any, ...], dict[Problem, S
 )
 # Operators of which the log has said that the limit of windows makes them `serial`.
 _limited: WeakKeyDictionary[ProcessRuntime, set[str]] = WeakKeyDictionary()
-_asked: WeakKeyDictionary[ProcessRuntime, _Asked] = WeakKeyDictionary()
 _NAMES = ("FICCO_MACHINE", "FICCO_BOOK")  # variables of the environment that choices depend on
 
 
@@ -88,9 +62,9 @@ def automatic(
     """
     if device.type != "cuda":
         host_profile.measure_once(runtime, group, problem)
-    asked = _asked.setdefault(runtime, _Asked())
-    asked.note(problem)
-    now, own = (groups.changes(), *map(os.environ.get, _NAMES)), kernels_of(runtime, device)
+    moves = 0 if runtime.window_limit is None else runtime.moves  # windows decide what is allowed
+    now = groups.changes(), moves, *map(os.environ.get, _NAMES)
+    own = kernels_of(runtime, device)
     since, chosen = _taken.get(runtime, ((), {}))
     if since != now or len(chosen) >= _MOST_TAKEN:
         chosen = {}
@@ -223,13 +197,11 @@ def _chosen(
     if found is None or not _can_run(found.schedule, kernels, alone):
         machine, name = _machine_and_name(runtime, device)
         driver = vendor().served_version() if name else None
-        asked = _asked[runtime].of.get(problem, problem) if runtime in _asked else problem
-        found = selector.automatic(asked, machine, name, when, driver, kernels, alone)
+        found = selector.automatic(problem, machine, name, when, driver, kernels, alone)
     within = within_limit(problem, found.schedule, runtime)
     if within is found.schedule:
         return found
-    reason = "the windows of other schedules would exceed the limit"
-    return replace(selector.plain(problem.world, runtime.machine, reason), schedule=within)
+    return replace(selector.plain(problem.world, runtime.machine, LIMITED), schedule=within)
 
 
 def within_limit(problem: Problem, schedule: Schedule, runtime: ProcessRuntime) -> Schedule:

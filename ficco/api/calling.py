@@ -177,6 +177,7 @@ class Call:
             tuning.measure(context, problem, runtime, self.group, self.device, make)
         chosen = self._chosen(problem, named, runtime)
         if chosen.transport == "collective" and runtime.window_limit is not None:
+            runtime.meet_for_library(problem, chosen)
             return self._run_plain(problem, tensors)
         return self._on_host_by(problem, tensors, runtime, chosen)()
 

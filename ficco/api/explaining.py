@@ -200,7 +200,8 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
         yield f"group of {ranks.world} ranks {members}, windows {groups.window_bytes(group)} bytes"
         yield from filter(None, map(profile_note, groups.opened(group)))
         if reason := groups.fallback_reason(group):
-            yield f"nothing overlaps, it runs plain torch.distributed: {reason}"
+            where = "" if groups.plain_reason(group, on_gpu=False) else " on its GPUs"
+            yield f"nothing overlaps{where}, plain torch.distributed runs: {reason}"
         if ranks.world == 1:
             yield "nothing is sent in a group of one rank"
 

@@ -309,7 +309,7 @@ def gathered(group: Any, device: Any, what: str, value: Any, opening: bool = Fal
         open_runtime = gpu_runtime(pg, device) if on_gpu else runtime(pg)
     if open_runtime is not None and not disabled():
         return gathered_objects(open_runtime, what, value)
-    return exchanged_objects(pg, device, what, value)
+    return exchanged_objects(pg, what, value)
 
 
 def alone() -> bool:
@@ -338,7 +338,9 @@ def forget_calls() -> None:
 
 
 def fallback_reason(group: Any = None) -> str | None:
-    """Return why a group runs plain torch.distributed: its GPUs cannot do else, or it has nodes.
+    """Return why a group runs plain torch.distributed.
+
+    Its GPUs cannot run ficco, or its ranks are on several nodes.
 
     Args:
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
@@ -353,8 +355,13 @@ def fallback_reason(group: Any = None) -> str | None:
         >>> if reason := ficco.fallback_reason():
         ...     print(f"nothing overlaps: {reason}")
     """
+    return plain_reason(group, on_gpu=True)
+
+
+def plain_reason(group: Any, on_gpu: bool) -> str | None:
+    """Return why the calls of a group on its GPUs, or on the CPU, run plain torch.distributed."""
     pg = process_group(group)
-    return _spread.get(pg) or _fallbacks.get(pg)
+    return _spread.get(pg) or (_fallbacks.get(pg) if on_gpu else None)
 
 
 def opened(group: Any) -> list[ProcessRuntime]:

@@ -71,7 +71,7 @@ def _reasons(layer: Layer) -> Iterator[str]:
     if seen is None:
         yield "no call was seen (torch.compile hides calls); call the model first"
         return
-    if groups.fallback_reason(layer.ranks.group):
+    if groups.plain_reason(layer.ranks.group, seen.device.type == "cuda"):
         yield "its group runs plain torch.distributed"
     if seen.operator == "column_matmul":
         yield "its forward sends nothing"

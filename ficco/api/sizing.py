@@ -58,9 +58,9 @@ def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int
         memory of its GPU subtracts them. `limit_windows` bounds them.
 
     Raises:
-        InputError: `tokens` is no size, or too large for the memory; the model is not overlapped,
-            is on the meta device, or its weights are currently not the ones that its layers
-            multiply (sharded by FSDP); a CUDA graph is captured.
+        InputError: `tokens` is not a size, or too large for the memory; the model is not
+            overlapped, is on the meta device, or its weights are currently not the ones that its
+            layers multiply (sharded by FSDP); a CUDA graph is captured.
         EngineError: a call failed on some rank; `ficco.reset` makes the group usable again.
 
     Example:
@@ -99,7 +99,10 @@ def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int
 
 @groups.collective
 def limit_windows(limit: int | None, group: Any = None) -> None:
-    """Limit the bytes of a rank's windows and mailboxes in a group, within 2 KiB.
+    """Limit the bytes of a rank's windows and mailboxes in a group, those of graphs included.
+
+    It holds within 2 KiB, for the CPU and for GPUs separately, and stays after `close`. While
+    `tune` measures, a second set of windows may have as many bytes.
 
     A call that needs more runs `serial`, on all ranks alike, and the log says so once. All ranks
     pass the same limit; on an open group it is a collective call. The environment variable
@@ -122,7 +125,9 @@ def limit_windows(limit: int | None, group: Any = None) -> None:
         limit = whole_number(limit, "limit (bytes of a rank's windows)", 0)
     pg = process_group(group)
     for open_runtime in groups.opened(pg):
-        open_runtime.limit_windows(limit)
+        open_runtime.check_limit(limit)
+    for open_runtime in groups.opened(pg):
+        open_runtime.window_limit = limit
     groups.limits[pg] = limit
     groups.forget_calls()
 

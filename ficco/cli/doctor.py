@@ -68,8 +68,9 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--frameworks", action="store_true",
-        help="Import the frameworks whose layers ficco overlaps, and look for the names that it "
-        "needs of them, which may take a minute. Default: they are not imported.",
+        help="List the frameworks whose layers ficco overlaps. Import those with a module in "
+        "ficco.integrations, which may take a minute, and look for the names that it needs. "
+        "Default: none is imported.",
     )  # fmt: skip
     parser.add_argument(
         "--json", action="store_true",

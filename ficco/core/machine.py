@@ -29,9 +29,8 @@ _NO_COSTS = Costs()
 ENGINES = ("host", "cuda", "hip")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SLICED_ROWS = 64  # see `Machine.sliced_gemm_us`
-_SLICED_STEP, _SLICED_STEP_US = 128, 0.55  # rows, columns and depth of a step; its duration
-_SLICED_ROW_US = 0.04  # to store a row of a slice at peers and add up, beyond SLICED_ROWS
-_SLICED_NARROW = 32  # columns of a step that takes half as long
+_SLICED_STEP, _SLICED_STEP_US = 128, 1.1  # rows, columns and depth of a step; its duration
+_SLICED_NARROW, _SLICED_ROW_US = 32, 0.04  # columns of half a step; to store and add up a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,18 +312,15 @@ class Machine:
     def sliced_gemm_us(self, m: int, n: int, k: int, dtype: str, slices: int) -> float:
         """Return the time of a GEMM in which each program makes a slice of columns, in us.
 
-        Kernels that store at peers multiply in this way. With few rows the time is that of the
-        library. With more rows, each program reads all of x again, step by step (three shapes on
-        an H100, 2026-11-25), and moves its slice of these rows alone (three shapes on H100s and
-        H200s, 2026-11-27). More than 32 columns of a step take twice as long (eleven shapes on
-        H200s, 2026-11-30).
+        Few rows take the library's time. With more, each program reads all of x again, in steps (14
+        shapes on H100s and H200s, 2026-11-30), and moves its slice alone (3 shapes, 2026-11-27).
         """
         whole = self.gemm_us(m, n, k, dtype)
         if m <= SLICED_ROWS:
             return whole
         read = self.stream_us(float(slices) * m * k * DTYPES[dtype])
-        width = math.ceil(n / slices)
-        across = (1 + (width > _SLICED_NARROW)) * math.ceil(width / _SLICED_STEP)
+        width = n / slices
+        across = 0.5 if width <= _SLICED_NARROW else math.ceil(width / _SLICED_STEP)
         steps = math.ceil(m / _SLICED_STEP) * across * math.ceil(k / _SLICED_STEP)
         return max(whole, read, steps * _SLICED_STEP_US) + (m - SLICED_ROWS) * _SLICED_ROW_US
 

@@ -49,8 +49,8 @@ class GroupKernels:
 
     Attributes:
         reason, compiles: as above.
-        at_once: whether kernels are compiled for the first call of a problem, as `reserve`
-            sets it; otherwise only after `OFTEN` calls.
+        at_once: whether kernels are compiled for the first call of a problem, which `reserve`
+            sets; otherwise only after `OFTEN` calls.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ficco
 from ficco.api import groups
-from ficco.api.auto import AUTO
+from ficco.api.auto import AUTO, LIMITED
 from ficco.api.layers.choosing import choice_of
 from ficco.api.layers.layer import ATTRIBUTE, Layer, Left, Options, Ranks, Seen
 from ficco.api.sizing import reserve
@@ -112,7 +112,7 @@ def attach_layers(
         if not closed and kind not in gains:
             gains[kind] = max(kept + 1, _least_rows(layer, weight, tokens))
         if closed or gains[kind] > tokens:
-            why = closed or f"none of its calls of up to {tokens} tokens gains"
+            why = closed or f"none of its calls of up to {tokens} tokens gains, or fits the limit"
             left.append(Left(layer.name, layer.style, why))
         else:
             least = max(least, gains[kind])
@@ -132,7 +132,7 @@ def _why_closed(group: Any, device: torch.device) -> str:
         groups.gpu_runtime(group, device)
     else:
         groups.runtime(group)
-    return groups.fallback_reason(group) or ""
+    return groups.plain_reason(group, device.type == "cuda") or ""
 
 
 def _least_rows(layer: Layer, weight: Tensor, most: int) -> int:
@@ -147,6 +147,9 @@ def _least_rows(layer: Layer, weight: Tensor, most: int) -> int:
         seen = Seen(layer.operator, own, k, (n,), weight.dtype, weight.device, rows, 1, False)
         choice = choice_of(replace(layer, seen=seen), "eager")
         chosen = None if choice is None else choice.schedule
+        if choice is not None and choice.reasons == (LIMITED,):  # fewer rows may fit
+            rows //= 2
+            continue
         if chosen is None or chosen.name == "serial" or chosen.for_few_rows:
             break
         least, rows = rows, rows // 2

@@ -14,6 +14,7 @@ limit vLLM's passes find what they fuse. vLLM is imported by `register` only.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from functools import wraps
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+import ficco
 from ficco.api.auto import AUTO
 from ficco.api.layers.layer import ATTRIBUTE, Layer, Left
 from ficco.core.logs import log
@@ -192,7 +194,9 @@ def _overlap(worker: Any) -> None:
         if endpoints is not None and least > 1:  # ranges of tokens with one choice each
             compilation.compile_ranges_endpoints = sorted({*endpoints, least - 1})
         # vLLM keeps compiled models by a hash of its configuration.
-        hashed["ficco"] = f"{FLAG}, group {group.group_name}, {least} tokens"
+        taken = [name for name, m in model.named_modules() if ATTRIBUTE in m.__dict__]
+        digest = hashlib.sha256("\n".join([ficco.__version__, *taken]).encode()).hexdigest()
+        hashed["ficco"] = f"{FLAG}, group {group.group_name}, {least} tokens, {digest}"
         for layer in layers:
             if ATTRIBUTE in layer.__dict__:
                 setattr(layer, _CALL, (group.group_name, tp.rank_in_group == 0, least))

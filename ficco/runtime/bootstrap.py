@@ -294,7 +294,14 @@ class _Connector:
                 break
             self._wait_for(sorted(set(known) - set(entries)))
             time.sleep(_POLL_S / 2)
+        for rank in entries:
+            refused = _read(members.store, _refusal_of(members._replace(rank=rank)))
+            if refused is not None and "verdict" in refused:
+                raise EngineError(refused["verdict"])
         _check_settings(entries)
+        now = {rank: each for rank, each in entries.items() if each["turn"] == members.turn}
+        if LEADER in now:
+            _check_alike(now)
         nodes: dict[tuple[str, ...], list[int]] = {}
         for rank, entry in sorted(entries.items()):
             nodes.setdefault(tuple(entry["node"]), []).append(rank)
@@ -330,7 +337,7 @@ class _Connector:
         if facts is not None:
             if not self._nodes_differ:
                 _check_node(facts, self._own)
-            died = facts["node"] == self._own["node"] and has_ended(facts)
+            died = facts.get("node") == self._own["node"] and has_ended(facts)
         refused = _read(members.store, _refusal_of(members._replace(rank=rank)))
         if refused is not None:
             if "verdict" in refused:
@@ -438,7 +445,7 @@ def _hello_of(peer: socket.socket, secret: str, world: int) -> Facts | None:
 
 def _check_node(entry: Facts, own: Facts) -> None:
     """Raise _Spread if another rank is on another node."""
-    if entry["node"] != own["node"]:
+    if entry.get("node", own["node"]) != own["node"]:  # releases that know no nodes are refused
         raise _Spread
 
 
@@ -451,7 +458,7 @@ def _check_settings(entries: dict[int, Facts]) -> None:
                 f"rank 0 has ficco {first['version']} and rank {rank} has {entry['version']}; "
                 "install one version for all ranks"
             )
-        given, other = first["variables"], entry["variables"]
+        given, other = first.get("variables", {}), entry.get("variables", {})
         for name in sorted(given | other):
             if given.get(name) != other.get(name):
                 raise EngineError(

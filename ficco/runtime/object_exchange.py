@@ -92,14 +92,13 @@ def gathered_objects(ranks: Ranks, what: str, value: Any, call: str = "") -> lis
     return [pickle.loads(base64.b64decode(text)) for text in texts]
 
 
-def exchanged_objects(group: Any, device: Any, what: str, value: Any) -> list[Any]:
+def exchanged_objects(group: Any, what: str, value: Any) -> list[Any]:
     """Return the JSON values of all ranks of a group that ficco does not run, by torch.distributed.
 
     Ranks may be on several nodes, so nothing is unpickled.
 
     Args:
         group: a ProcessGroup.
-        device: of tensors that the group can send.
         what: the purpose of the exchange, equal on all ranks.
         value: of this rank; tuples become lists.
 
@@ -114,7 +113,8 @@ def exchanged_objects(group: Any, device: Any, what: str, value: Any) -> list[An
 
     if forks.is_of_parent():
         raise EngineError(forks.REFUSAL)
-    world = torch.distributed.get_world_size(group)
+    on_cpu = "gloo" in str(torch.distributed.get_backend_config(group))
+    device, world = "cpu" if on_cpu else "cuda", torch.distributed.get_world_size(group)
     text = json.dumps(["ficco", what, value]).encode()
     own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)[:, None]
     try:

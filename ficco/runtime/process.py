@@ -176,8 +176,8 @@ class ProcessRuntime(Runtime):
         if self._groups and not self._of_parent and self._group.failure() is None:
             self._group.refuse(self.rank, f"{type(error).__name__}: {error}")
 
-    def limit_windows(self, limit: int | None) -> None:
-        """Set `window_limit`; a collective call.
+    def check_limit(self, limit: int | None) -> None:
+        """Check a new value of `window_limit`; a collective call.
 
         Raises:
             InputError: the limits of ranks differ, or the windows have more bytes; on all ranks.
@@ -195,7 +195,15 @@ class ProcessRuntime(Runtime):
                 f"the windows of each rank have {have} bytes already, and {limit} bytes are "
                 "allowed; set the limit before the first call, or call ficco.close() first"
             )
-        self.window_limit = limit
+
+    def meet_for_library(self, problem: Problem, schedule: Schedule) -> None:
+        """Meet all ranks before a call by torch.distributed, which has a timeout of its own.
+
+        Raises as `gathered`: a rank failed, refuses the call, or makes another one.
+        """
+        self.check_alive()
+        what = f"run {problem.op} by torch.distributed"
+        self.gathered(what, None, call_in_words(problem, schedule, self.rank))
 
     def fail(self) -> None:
         """Fail the group, because this rank makes no more calls. Peers that wait end soon."""

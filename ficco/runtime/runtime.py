@@ -210,7 +210,11 @@ class Runtime(ABC):
         return need
 
     def _allowed(self, sizes: WindowBytes) -> bool:
-        return self.window_limit is None or 2 * sum(sizes) <= self.window_limit
+        """Return whether windows of these sizes, and those that graphs keep, fit the limit."""
+        if self.window_limit is None or sizes == self._sizes:
+            return True
+        kept = self._places if self._captured else self._places[:-1]
+        return 2 * (sum(sizes) + sum(sum(each.sizes) for each in kept)) <= self.window_limit
 
     def allows(self, problem: Problem, schedule: Schedule) -> bool:
         """Return whether a call's windows are within `window_limit`; equal on all ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import torch
 from values_worker import Listener, close, draw, gathering, refused
@@ -32,7 +33,8 @@ def limited(rank: int, world: int) -> None:
         right()
         assert ficco.window_bytes() <= (limit + 2048) * world  # 2048: empty windows of GPUs
         said = [line for line in listener.said if "limit_windows" in line]
-        assert len(said) == (world > 1 and limit > 0), said  # `gathering` has logged it for 0
+        assert len(said) <= 1, said
+        assert len(said) == (world > 1) or not limit, said  # `gathering` may have logged it
     limit = None
     ficco.limit_windows(limit)
     right()
@@ -45,3 +47,25 @@ def limited(rank: int, world: int) -> None:
     ficco.close()
     ficco.limit_windows(None)
     log.removeHandler(listener)
+
+
+def refused_by_one(rank: int, world: int) -> None:
+    """A rank that raises an error ends the calls of others that the limit makes serial."""
+    if world == 1:
+        return
+    ficco.close()
+    ficco.limit_windows(0)
+    gathering(rank, world)
+    x, w = draw(rank, 4096, 64), torch.ones(64, 2)
+    if rank == 0:
+        refused(lambda: ficco.all_gather_matmul(x.double(), w), "float64")
+    begin = time.monotonic()
+    try:
+        if rank:
+            ficco.all_gather_matmul(x, w)
+    except ficco.EngineError as error:
+        assert "rank 0" in str(error) and time.monotonic() < begin + 10, error
+    else:
+        assert not rank, "the call was made without rank 0"
+    ficco.close()
+    ficco.limit_windows(None)

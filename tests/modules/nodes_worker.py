@@ -103,6 +103,20 @@ def versions(rank: int, world: int, nodes: str) -> None:
     assert time.monotonic() < begin + WITHIN_S + 2.0 * (rank != 1)
 
 
+def options(rank: int, world: int, nodes: str) -> None:
+    """Another limit of windows is refused on all ranks, also on a late one of another node."""
+    if rank == 1:
+        ficco.limit_windows(1 << 20)
+    if rank == world - 1:
+        time.sleep(2.0)
+    try:
+        ficco.all_gather_matmul(draw(rank, 4, 6), draw(50, 6, 3))
+    except ficco.EngineError as error:
+        assert "rank 1 requests window_limit=1048576" in str(error), error
+    else:
+        raise AssertionError("another limit was not refused")
+
+
 def absent(rank: int, world: int, nodes: str) -> None:
     """A rank that raises an error instead of a call is named, on all others."""
     if rank == world - 1:
@@ -116,7 +130,8 @@ def absent(rank: int, world: int, nodes: str) -> None:
         raise AssertionError("the call of a rank that raised was made")
 
 
-CHECKS = {each.__name__: each for each in (right, models, inside, late, versions, absent)}
+_ALL = (right, models, inside, late, versions, options, absent)
+CHECKS = {each.__name__: each for each in _ALL}
 
 
 def main(nodes: str, store: str, rank: int, world: int, check: str) -> None:

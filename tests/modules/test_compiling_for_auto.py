@@ -148,21 +148,3 @@ def test_ranks_that_pool_differently_have_the_same_kernels(dimension: int) -> No
             launches = launches_in(lower_rank(problem, schedule, rank), kernels)
             want |= {variant_of(launch) for launch in launches}
     assert want <= {variant for _, variant in found.pop()}
-
-
-def test_many_lengths_take_choices_of_lengths_nearby() -> None:
-    """The first problems, and those of few rows, are all asked for by themselves."""
-    problems = [
-        Problem.chunked("all_gather_matmul", 2, rows, 4096, 4096, "bfloat16")
-        for rows in (*range(1000, 1000 + 16 * auto._EXACT, 16), 1001, 1502, 90, 91)
-    ]
-    asked = auto._Asked()
-    for problem in problems * 2:
-        asked.note(problem)
-    exact = problems[: auto._EXACT - 1]
-    assert all(asked.of[problem] is problem for problem in exact)
-    for problem in problems[-4:-2]:
-        other = asked.of[problem]
-        assert other in exact and other is not problem
-        assert abs(other.m - problem.m) <= 0.04 * problem.m
-    assert all(asked.of[problem] is problem for problem in problems[-2:])

@@ -21,7 +21,8 @@ UNSHARE = ("unshare", "--net", "--uts")
     ("nodes", "check"),
     [
         ("ab", "right"), ("aab", "right"), ("abab", "models"), ("aaab", "inside"),
-        ("aabb", "late"), ("aabb", "versions"), ("abb", "absent"),
+        ("aabb", "late"), ("aabb", "versions"), ("aab", "options"), ("aba", "options"),
+        ("abb", "absent"),
     ],
 )  # fmt: skip
 def test_ranks_on_several_nodes(nodes: str, check: str, tmp_path: Path, torch: Any) -> None:

@@ -450,9 +450,10 @@ def main(store: str, rank: int, world: int) -> None:
     assert ficco.window_bytes() == 0
     ficco.prepare(machine="host", compute="numpy", timeout_s=10)
     gathering(rank, world)
-    from limited_windows import limited
+    from limited_windows import limited, refused_by_one
 
     limited(rank, world)
+    refused_by_one(rank, world)
     ficco.synchronize()
     ficco.reset()
     gathering(rank, world)

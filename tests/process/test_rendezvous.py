@@ -115,7 +115,7 @@ class TestConnecting:
         assert _files() == before
 
     def test_ranks_on_another_node_are_told_to_all(self) -> None:
-        own = {"version": ficco.__version__, "variables": equal_variables()}
+        own = {"version": ficco.__version__, "variables": equal_variables(), "turn": 0}
         store = Kept()
         store.set("ficco/rank/2", json.dumps({**_came(), **own, "node": ["there", "1", "2"]}))
         for error in opened(store, 20, [0, 1]):

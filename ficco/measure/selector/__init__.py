@@ -32,7 +32,6 @@ __all__ = [
     "METHODS",
     "Book",
     "Choice",
-    "Facts",
     "Ranked",
     "automatic",
     "choose",
@@ -161,7 +160,8 @@ def quick(
     See `choose` and `automatic` for arguments and errors.
     """
     _check(problem, machine, regime, None)
-    return _quick(facts_of(problem), machine, regime, driver, gates, alone, environment_book())
+    facts = near(facts_of(problem))
+    return _quick(facts, machine, regime, driver, gates, alone, environment_book())
 
 
 def automatic(

@@ -17,7 +17,7 @@ from ficco.operators import registry
 from ficco.operators.problem import POOLING, Problem
 from ficco.plan.tables import MOST_TABLES
 
-_MANY_ROWS = 512  # from here on, a few rows more or less rarely change which schedule is best
+_MANY_ROWS = 512  # beyond, a few rows more or less rarely change which schedule is best
 
 
 class Facts(NamedTuple):
@@ -101,14 +101,19 @@ def facts_of(problem: Problem) -> Facts:
 
 
 def near(facts: Facts) -> Facts:
-    """Return a key that facts of problems share whose rows differ by about 3%; few rows differ.
+    """Return facts with many rows rounded by up to 3%, so that lengths nearby share a choice.
 
-    The other sizes are those of `facts`, or follow from the rows.
+    A choice takes about a millisecond, and a server gets prompts of many different lengths.
     """
-    if facts.m < _MANY_ROWS:
+    if facts.m <= _MANY_ROWS:
         return facts
-    rows, sent = _rounded(facts.m), _rounded(facts.sent_bytes)
-    return facts._replace(m=rows, sent_bytes=sent, piece_bytes=0, flops=0.0)
+    rows = _rounded(facts.m)
+    return facts._replace(
+        m=rows,
+        piece_bytes=facts.piece_bytes * rows // facts.m,
+        sent_bytes=facts.sent_bytes * rows // facts.m,
+        flops=2.0 * rows * facts.n * facts.k if facts.flops else 0.0,
+    )
 
 
 def _storing(problem: Problem) -> bool:
