@@ -14,6 +14,12 @@ import gradient_worker
 import torch
 import torch.distributed as dist
 import values_worker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from values_worker import close, draw
 
 import ficco
@@ -59,6 +65,12 @@ def models(rank: int, world: int, nodes: str) -> None:
     close(torch.compile(shard, backend="aot_eager")(x).detach(), whole.double(), "compiled")
     ficco.reserve(shard, 64)
     assert ficco.window_bytes() == 0
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4 * world), torch.nn.Linear(4 * world, 6))
+    want = net(x).detach().double()
+    parallelize_module(net, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    close(ficco.overlap(net)(x).detach(), want, "a model of DTensors")
 
 
 def inside(rank: int, world: int, nodes: str) -> None:
