@@ -28,7 +28,9 @@ LACKED = Problem.chunked("matmul_all_reduce", 2, 4000, 8200, 16400, "float32")
 
 
 class Runtime:
-    """Has the kernels of a group's ranks."""
+    """Has the kernels of a group's ranks, and no limit of windows."""
+
+    window_limit = None
 
     def __init__(self, kernels: GroupKernels) -> None:
         self.kernels = kernels
