@@ -64,11 +64,23 @@ reader = reader_of(Tensor, torch.nn.Parameter)  # None: this PyTorch lacks the A
 _facts_of = None if reader is None else reader.facts
 
 
+class PlainRank(NamedTuple):
+    """A rank of a group that runs torch.distributed, in place of a runtime; see `CachedCall`."""
+
+    rank: int
+    process_group: Any
+    device: torch.device
+    kernels: None = None
+
+    def check_alive(self) -> None:
+        """Do nothing: errors are those of torch.distributed."""
+
+
 class CachedCall:
     """A call that was checked and bound.
 
     Args:
-        runtime: the runtime of its group.
+        runtime: the runtime of its group, or a PlainRank for calls by torch.distributed.
         problem, schedule: the problem and its resolved schedule.
         takes: per tensor, in call order: the buffer's name, and the functions that make its matrix
             from a tensor, for kernels and for torch.distributed; see `taken_as`.

@@ -25,6 +25,7 @@ from ficco.api.auto import (
 )
 from ficco.api.call_cache import (
     CachedCall,
+    PlainRank,
     keep,
     row_of,
     shaped,
@@ -214,7 +215,13 @@ class Call:
         """Enqueue the problem on the current stream."""
         runtime = groups.gpu_runtime(self.group, self.device)
         if runtime is None:  # the reason was logged when the group was opened
-            return self._run_plain(problem, tensors)
+            before = groups.changes(), None
+            ys = self._run_plain(problem, tensors)
+            if self.key is not None:
+                rank = PlainRank(self.rank, self.group, self.device)
+                serial = library_programs.SERIAL
+                keep(self.key, self._repeated(problem, serial, rank, tensors, True, before))
+            return ys
         if named is None and (context := tuning.due(problem, runtime)):
             make = partial(self._on_gpu_by, problem, tensors)
             if tuning.measure(context, problem, runtime, self.group, self.device, make):

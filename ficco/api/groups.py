@@ -481,8 +481,8 @@ def close(group: Any = None) -> None:
     kinds = (_runtimes, _gpu_runtimes)
     for open_runtime in filter(None, [kind.get(pg) for kind in kinds]):
         open_runtime.check_outside()
-    _fallbacks.pop(pg, None)
-    _spread.pop(pg, None)
+    if _fallbacks.pop(pg, "") + _spread.pop(pg, ""):
+        forget_calls()
     for open_runtime in filter(None, [kind.pop(pg, None) for kind in kinds]):
         forget_calls()
         _note_devices()

@@ -39,11 +39,13 @@ Tensor = torch.Tensor
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
+SERIAL = Schedule(name="serial", grain=1, compute="whole", transport="collective")
+
+
 @functools.lru_cache(maxsize=256)
 def program_of(problem: Problem, rank: int) -> Program:
     """Return the program of one rank that overlaps nothing."""
-    serial = Schedule(name="serial", grain=1, compute="whole", transport="collective")
-    return compile_plan(lower_rank(problem, serial, rank), LIBRARY)
+    return compile_plan(lower_rank(problem, SERIAL, rank), LIBRARY)
 
 
 def run(
