@@ -201,7 +201,7 @@ def _groups(layers: Iterable[Layer]) -> Iterator[str]:
         yield from filter(None, map(profile_note, groups.opened(group)))
         if reason := groups.fallback_reason(group):
             where = "" if groups.plain_reason(group, on_gpu=False) else " on its GPUs"
-            yield f"nothing overlaps{where}, plain torch.distributed runs: {reason}"
+            yield f"nothing overlaps{where}; calls run plain torch.distributed: {reason}"
         if ranks.world == 1:
             yield "nothing is sent in a group of one rank"
 

@@ -229,10 +229,10 @@ def runtime(group: Any) -> ProcessRuntime | None:
     None: the group runs plain torch.distributed, for the reason that `fallback_reason` returns.
     """
     pg = process_group(group)
-    if (found := _runtimes.get(pg)) is not None or pg in _spread:
-        return found
-    opened_now: ProcessRuntime | None = _opened_with_defaults(pg, "host")
-    return opened_now
+    found = _runtimes.get(pg)
+    if found is None and pg not in _spread:
+        found = _opened_with_defaults(pg, "host")
+    return found
 
 
 @contextmanager

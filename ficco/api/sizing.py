@@ -79,7 +79,7 @@ def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
     rows = whole_number(tokens, "tokens (batch x sequence)", 1, MOST)
     if regime() == "captured":
-        raise InputError("reserve: a CUDA graph is captured; reserve before the capture")
+        raise InputError("reserve: a CUDA graph is being captured; call ficco.reserve before it")
     if backward is not None:
         true_or_false(backward, "backward")
     calls = list(_kinds(overlapped, backward))

@@ -101,17 +101,16 @@ def framework_findings(say: Callable[[str], None]) -> list[Finding]:
             do = f"pip install {framework.distribution}, if you use it"
             findings.append(Finding(framework.name, False, "not installed", framework.way, do))
             continue
-        say(f"imports {framework.name}")
         found = f"{release} (tested: {framework.tested})"
-        try:
-            wrong = why_old(framework, release)
-            _, missing = ((), []) if wrong else objects_of(framework)
-        except Exception as error:  # whatever its import raises
-            wrong, missing = f"its import raises {type(error).__name__}: {error}", []
-        if missing:
-            wrong = f"it has no {', '.join(missing)}"
-        elif not wrong and framework.names:
-            found += f", all {len(framework.names)} names found"
+        wrong = why_old(framework, release)
+        if not wrong and framework.names:
+            say(f"imports {framework.name}")
+            try:
+                _, missing = objects_of(framework)
+                wrong = f"it has no {', '.join(missing)}" if missing else ""
+                found += "" if missing else f", all {len(framework.names)} names found"
+            except Exception as error:  # whatever its import raises
+                wrong = f"its import raises {type(error).__name__}: {error}"
         do = "ficco leaves its layers unchanged; install the tested release" if wrong else ""
         text = f"{found}; {wrong}" if wrong else found
         findings.append(Finding(framework.name, not wrong, text, framework.way, do))

@@ -23,10 +23,26 @@ from ficco.api.layers.layer import ATTRIBUTE, Layer, Left, Options, Ranks, Seen
 from ficco.api.sizing import reserve
 from ficco.core.errors import InputError, bytes_text, counted
 from ficco.core.logs import log
-from ficco.core.private.frameworks import release_of
+from ficco.core.private.frameworks import Framework, release_of, why_unusable
+from ficco.core.settings import switch
 
 Module = torch.nn.Module
 Tensor = torch.Tensor
+
+
+def is_wanted(flag: str, framework: Framework) -> bool:
+    """Return whether a plugin is to change its framework.
+
+    If the framework is too old, or lacks a name that is needed, the log says so.
+
+    Raises:
+        InputError: the flag is neither 0 nor 1.
+    """
+    if not switch(flag, False):
+        return False
+    if why := why_unusable(framework):
+        log.warning("%s=1 has no effect, %s is unchanged: %s", flag, framework.name, why)
+    return not why
 
 
 def announce(flag: str, package: str) -> None:

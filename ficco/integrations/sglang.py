@@ -24,12 +24,12 @@ from ficco.api.layers.layer import ATTRIBUTE, Layer, Left
 from ficco.core.logs import log
 from ficco.core.private import frameworks as names
 from ficco.core.private.finding import resolve
-from ficco.core.settings import switch
 from ficco.integrations.serving import (
     announce,
     attach_layers,
     check_equal,
     column_layer,
+    is_wanted,
     log_layers,
     row_layer,
 )
@@ -49,10 +49,7 @@ def register() -> None:
     Raises:
         InputError: FICCO_SGLANG is neither 0 nor 1.
     """
-    if not switch(FLAG, False):
-        return
-    if why := names.why_unusable(names.SGLANG):
-        log.warning("%s=1 has no effect, SGLang is unchanged: %s", FLAG, why)
+    if not is_wanted(FLAG, names.SGLANG):
         return
     hooks: Any = resolve(names.SGLANG_HOOKS)
     if hooks in _registered:

@@ -8,6 +8,7 @@ config and the forward of torchtitan's class.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,8 +99,13 @@ class _Overlapping:
         with titan.spmd.no_typecheck():  # local_map states the types of the results
             return naming(self.overlap.name, self._overlapped, x)
 
+    @abstractmethod
     def _overlapped(self, x: Tensor) -> Any:
-        raise NotImplementedError
+        """Compute with ficco, on local tensors."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Return what torchtitan's class returns."""
+        return self._run(x)
 
     def _columns(self, linears: Sequence[Any], x: Tensor) -> list[Tensor]:
         """Multiply x with the weights of linear layers; gather x if it is split."""
@@ -136,11 +142,8 @@ class OverlappedQKV(_Overlapping, titan.QKVLinear):  # type: ignore[misc]
 
         overlap: Overlap
 
-    def forward(self, x: Tensor) -> Any:
-        """Return queries, keys and values [batch, sequence, heads, size of a head]."""
-        return self._run(x)
-
     def _overlapped(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values [batch, sequence, heads, size of a head]."""
         results = self._columns([self.wq, self.wk, self.wv], x)
         return tuple([_heads(y, self.head_dim).contiguous() for y in results])
 
@@ -154,11 +157,8 @@ class OverlappedFusedQKV(_Overlapping, titan.FusedQKVLinear):  # type: ignore[mi
 
         overlap: Overlap
 
-    def forward(self, x: Tensor) -> Any:
-        """Return queries, keys and values [batch, sequence, heads, size of a head]."""
-        return self._run(x)
-
     def _overlapped(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values [batch, sequence, heads, size of a head]."""
         (y,) = self._columns([self.wqkv], x)
         heads = _heads(y, self.r_dim, self.head_dim)
         parts = torch.split(heads, [self.heads_per_kv, 1, 1], -2)
@@ -190,10 +190,6 @@ class OverlappedFeedForward(_Overlapping, titan.FeedForward):  # type: ignore[mi
         """torchtitan's, and an Overlap."""
 
         overlap: Overlap
-
-    def forward(self, x: Tensor) -> Any:
-        """Return [batch, sequence, hidden]."""
-        return self._run(x)
 
     def _overlapped(self, x: Tensor) -> Tensor:
         gate, up = self._columns([self.w1, self.w3], x)

@@ -28,8 +28,14 @@ from ficco.api.layers.layer import ATTRIBUTE, Layer, Left
 from ficco.core.logs import log
 from ficco.core.private import frameworks as names
 from ficco.core.private.finding import resolve
-from ficco.core.settings import switch
-from ficco.integrations.serving import announce, attach_layers, check_equal, log_layers, row_layer
+from ficco.integrations.serving import (
+    announce,
+    attach_layers,
+    check_equal,
+    is_wanted,
+    log_layers,
+    row_layer,
+)
 
 FLAG = "FICCO_VLLM"
 _CALL = "ficco_call"  # attribute of an overlapped layer: group, first and least of `_row`
@@ -45,10 +51,7 @@ def register() -> None:
     Raises:
         InputError: FICCO_VLLM is neither 0 nor 1.
     """
-    if not switch(FLAG, False):
-        return
-    if why := names.why_unusable(names.VLLM):
-        log.warning("%s=1 has no effect, vLLM is unchanged: %s", FLAG, why)
+    if not is_wanted(FLAG, names.VLLM):
         return
     base: Any = resolve(names.VLLM_LAYER)
     other: Any = resolve(names.VLLM_REPLACEMENTS).get(base.__name__)

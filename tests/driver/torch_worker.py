@@ -9,7 +9,6 @@ import os
 import sys
 import warnings
 from collections.abc import Collection
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ import gradient_worker  # noqa: E402
 import leading_products  # noqa: E402
 import library_between_launches  # noqa: E402
 import values_worker  # noqa: E402
+from joining import join_gloo  # noqa: E402
 from loaded_for_captures import (  # noqa: E402
     limited,
     made_ready,
@@ -480,10 +480,7 @@ def main(
     """Run checks on a rank of this class; `plain`: those that use no GPU."""
     torch.set_num_threads(1)
     warnings.simplefilter("error", FutureWarning)  # of what PyTorch is about to drop
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     here = dress(rank, world, Path(store).parent, ranks)
     for check in checks:
         CHECKS[check](here, world)

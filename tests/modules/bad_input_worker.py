@@ -10,12 +10,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 from torch.nn.parameter import is_lazy
 from values_worker import refused
 
@@ -414,10 +414,7 @@ def _calls(x: Tensor, w: Tensor, group: Any) -> list[Callable[[], Any]]:
 def main(store: str, rank: int, world: int) -> None:
     warnings.simplefilter("ignore")  # of nested and sparse tensors, which are PyTorch's prototypes
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     for check in (
         options,
         sizes,

@@ -6,12 +6,12 @@ python collectives_worker.py DEVICE STORE RANK WORLD
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 
 from ficco.core.private import torch_collectives as direct
 from ficco.runtime import distributed
@@ -62,10 +62,7 @@ def compare(rank: int, world: int) -> bool:
 
 
 def main(store: str, rank: int, world: int) -> None:
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     assert compare(rank, world), "a name of PyTorch is absent"
     methods, options = dict(direct._METHODS), dict(direct._OPTIONS)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 from torch.distributed.tensor import DTensor
 
 import ficco
@@ -334,10 +334,7 @@ def main() -> None:
     store, rank, world, what = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     check: Any = globals()[what]
     check(rank, world, Path(store).parent, *sys.argv[5:])
     ficco.close()

@@ -9,12 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 
 import ficco
 from ficco.operators.problem import chunk_sizes, offsets
@@ -439,10 +439,7 @@ def join(store: str, rank: int, world: int) -> None:
 
         ranks.join(store, rank, world, sharing=world > torch.cuda.device_count())
         return
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
 
 
 def checks(world: int) -> list[Callable[[int, int], None]]:

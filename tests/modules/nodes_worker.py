@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from datetime import timedelta
 
 import gradient_worker
 import torch
 import torch.distributed as dist
 import values_worker
+from joining import join_gloo
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -150,10 +150,7 @@ def main(nodes: str, store: str, rank: int, world: int, check: str) -> None:
     torch.set_num_threads(1)
     if "NODES_ARE_HOSTS" not in os.environ:
         os.environ["FICCO_NODE"] = nodes[rank]
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     CHECKS[check](rank, world, nodes)
     dist.barrier()
     dist.destroy_process_group()

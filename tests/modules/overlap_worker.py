@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 from torch.distributed.device_mesh import init_device_mesh
 
 import ficco
@@ -34,10 +34,7 @@ def main() -> None:
     assert len(checks) == sum(map(len, rooms)), "two checks have one name"
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     mesh = init_device_mesh("cpu", (world,))
     for name in sys.argv[4:]:
         begun = time.perf_counter()

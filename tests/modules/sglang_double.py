@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-import types
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from stubs import make_modules
 
 __version__ = "0.5.23"
 Tensor = torch.Tensor
@@ -211,11 +211,4 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 def install() -> None:
     """Make the stand-ins importable as SGLang's modules."""
-    for name, attributes in MODULES.items():
-        module: Any = types.ModuleType(name)
-        module.__path__ = []
-        vars(module).update({each: globals()[each] for each in attributes})
-        sys.modules[name] = module
-        parent, _, leaf = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], leaf, module)
+    make_modules(MODULES, globals())

@@ -1,4 +1,4 @@
-"""Stubs of packages that a framework imports and that are missing: imported, never called."""
+"""Modules in place of those of frameworks: of stand-ins, and stubs that are never called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 
@@ -54,3 +54,15 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def stand_in(*packages: str) -> None:
     """Make packages importable that are not installed."""
     sys.meta_path.append(Finder(packages))
+
+
+def make_modules(modules: Mapping[str, Sequence[str]], objects: Mapping[str, Any]) -> None:
+    """Make modules importable that have some of the objects, by their names; parents come first."""
+    for name, attributes in modules.items():
+        module: Any = types.ModuleType(name)
+        module.__path__ = []
+        vars(module).update({each: objects[each] for each in attributes})
+        sys.modules[name] = module
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], leaf, module)

@@ -31,6 +31,11 @@ RUNS = (
         "measures", "overlap_worker.py", 2,
         "measured", "measured_rank", "measured_forms", "measured_not",
     ),
+    OneRun(
+        "two ranks of torchtitan", "torchtitan_worker.py", 2,
+        "trains", "compiled", "left", "without_tp", "claimed_twice", "options",
+    ),
+    OneRun("four ranks of torchtitan", "torchtitan_worker.py", 4, "trains"),
 )  # fmt: skip
 
 

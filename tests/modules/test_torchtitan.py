@@ -1,7 +1,4 @@
-"""torchtitan's overrides, on stand-ins: what ranks hold true is in torchtitan_check.py.
-
-`.ci/newest frameworks` runs the same checks, and a whole model, on torchtitan itself.
-"""
+"""torchtitan that is missing, or lacks names; test_overlap.py runs its other checks."""
 
 from __future__ import annotations
 
@@ -11,23 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_run import OneRun
-
-RUNS = (
-    OneRun(
-        "two ranks of torchtitan", "torchtitan_worker.py", 2,
-        "trains", "compiled", "left", "without_tp", "claimed_twice", "options",
-    ),
-    OneRun("four ranks of torchtitan", "torchtitan_worker.py", 4, "trains"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("run", "check"), [test for run in RUNS for test in run.tests])
-def test_what_ranks_check(
-    run: OneRun, check: str, torch: Any, request: pytest.FixtureRequest
-) -> None:
-    """The checks of a run share one set of ranks; "end" is whether these ended well."""
-    run.judge(check, request)
 
 
 def run_code(code: str) -> str:

@@ -6,7 +6,6 @@ python torchrec_worker.py STORE RANK WORLD
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from joining import join_gloo
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import ficco
@@ -108,10 +108,7 @@ def fused(rank: int, world: int) -> None:
 
 def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     collection(rank, world)
     fused(rank, world)
     ficco.close()

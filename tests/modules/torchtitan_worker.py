@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 import torchtitan_double as double
+from joining import join_gloo
 from torchtitan_check import CHECKS, Case
 
 import ficco
@@ -21,10 +21,7 @@ import ficco
 def main() -> None:
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     double.install()
     parts = double.SelfAttention.Config
     case = Case(parts, parts, double.ParallelDims, lambda dims: nullcontext)

@@ -9,11 +9,11 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -271,10 +271,7 @@ def operators(rank: int, world: int) -> None:
 def main() -> None:
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     for check in (compiling, recomputing, looking_on, refusals, operators):
         check(rank, world)
     ficco.close()

@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 
 import ficco
 from ficco.api import auto, groups, tuning
@@ -435,10 +435,7 @@ def one_fails(rank: int, world: int) -> None:
 
 def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     os.environ["TUNED_FOLDER"] = f"{store}.tuned"
     options_are_checked()
     for check in (

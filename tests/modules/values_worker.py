@@ -10,12 +10,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from joining import join_gloo
 
 import ficco
 from ficco.api import auto, bags
@@ -436,10 +436,7 @@ def automatic(rank: int, world: int, folder: Path) -> None:
 def main(store: str, rank: int, world: int) -> None:
     torch.set_num_threads(1)
     refused(lambda: ficco.all_gather_matmul(torch.zeros(1, 1), torch.zeros(1, 1)), "initialized")
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    join_gloo(store, rank, world)
     automatic(rank, world, Path(store).parent)
     checks = (
         gathering, reducing, exchanging, pooling, single_lookups, arguments, disabled, nothing,

@@ -7,14 +7,13 @@ wheel.
 from __future__ import annotations
 
 import contextlib
-import sys
-import types
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from stubs import make_modules
 
 __version__ = "0.33.0"
 VLLM_BATCH_INVARIANT = False
@@ -147,14 +146,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 def install() -> None:
     """Make the stand-ins importable as vLLM's modules."""
-    for name, attributes in MODULES.items():
-        module: Any = types.ModuleType(name)
-        module.__path__ = []
-        vars(module).update({each: globals()[each] for each in attributes})
-        sys.modules[name] = module
-        parent, _, leaf = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], leaf, module)
+    make_modules(MODULES, globals())
 
 
 def configured() -> Any:
