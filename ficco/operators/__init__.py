@@ -12,9 +12,12 @@ from ficco.operators import (
     auxiliary,
     bag_functions,
     column_matmul,
+    dispatch_matmul,
     embedding_all_to_all,
+    expert_functions,
     matmul_all_reduce,
     matmul_all_to_all,
+    matmul_combine,
     matmul_reduce_scatter,
 )
 from ficco.operators.registry import (
@@ -38,6 +41,8 @@ OPERATORS = tuple(
         all_to_all_matmul,
         matmul_all_to_all,
         embedding_all_to_all,
+        dispatch_matmul,
+        matmul_combine,
     )
 )
 """The names of ficco's own operators."""
@@ -47,5 +52,6 @@ for _function in (
     bag_functions.POOLED,
     auxiliary.EXCHANGE_ROWS,
     auxiliary.TOKEN,
+    expert_functions.EXPERT_GRADIENT,
 ):
     register_function(_function)
