@@ -102,9 +102,9 @@ def _return_rows(slot, inside, windows, bases, offset, topk, searches, world, n,
         is_before = tl.load(bases + middle, mask=inside, other=0) <= token
         owner = tl.where(is_before, middle, owner)
         past = tl.where(is_before, past, middle)
-    window = tl.load(windows + owner, mask=inside, other=0) + offset
+    window = (tl.load(windows + owner, mask=inside, other=0) + offset).to(y.dtype)
     row = slot - tl.load(bases + owner, mask=inside, other=0) * topk
-    return tl.multiple_of(window, 16).to(y.dtype) + row.to(tl.int64) * n
+    return tl.multiple_of(window, 16) + row.to(tl.int64) * n
 
 
 @triton.jit
