@@ -38,8 +38,10 @@ if TYPE_CHECKING:
         synchronize,
         window_bytes,
     )
+    from ficco.api.moe import moe
     from ficco.api.node import Node
     from ficco.api.overlapping import overlap, restore
+    from ficco.api.routing import Routing, route
     from ficco.api.sizing import limit_windows, reserve
     from ficco.api.table_optimizers import FusedRowWiseAdagrad, FusedSGD
     from ficco.api.tuning import tune
@@ -62,6 +64,7 @@ _HOMES = {
     "Output": "operators.problem",
     "Plan": "plan",
     "Problem": "operators.problem",
+    "Routing": "api.routing",
     "Schedule": "plan.schedule",
     "Span": "plan.timeline",
     "Timeline": "plan.timeline",
@@ -80,11 +83,13 @@ _HOMES = {
     "matmul_all_reduce": "api.functions",
     "matmul_all_to_all": "api.functions",
     "matmul_reduce_scatter": "api.functions",
+    "moe": "api.moe",
     "overlap": "api.overlapping",
     "prepare": "api.groups",
     "reserve": "api.sizing",
     "reset": "api.groups",
     "restore": "api.overlapping",
+    "route": "api.routing",
     "save_plan": "lowering.planning",
     "synchronize": "api.groups",
     "tune": "api.tuning",
@@ -106,6 +111,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Problem",
+    "Routing",
     "Schedule",
     "ScheduleError",
     "Span",
@@ -127,11 +133,13 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",
+    "moe",
     "overlap",
     "prepare",
     "reserve",
     "reset",
     "restore",
+    "route",
     "save_plan",
     "synchronize",
     "tune",

@@ -17,6 +17,7 @@ from ficco.api.arguments import check_dense, check_held
 from ficco.api.auto import AUTO
 from ficco.api.call_cache import find, key_of
 from ficco.api.calling import Call
+from ficco.api.expert_tables import return_gates, route_experts
 from ficco.api.routes import custom, is_observed
 from ficco.core.checking import whole_number
 from ficco.core.dtypes import DTYPES
@@ -228,5 +229,6 @@ def token(x: Tensor) -> Tensor:
 
 
 _OWN: dict[str, Callable[..., Any]] = {  # functions without a plan
-    function.__name__: function for function in (column_matmul, exchange_rows, token)
+    function.__name__: function
+    for function in (column_matmul, exchange_rows, token, route_experts, return_gates)
 }

@@ -47,5 +47,7 @@ for _function in (
     bag_functions.POOLED,
     auxiliary.EXCHANGE_ROWS,
     auxiliary.TOKEN,
+    auxiliary.ROUTE_EXPERTS,
+    auxiliary.RETURN_GATES,
 ):
     register_function(_function)
