@@ -113,9 +113,7 @@ def in_words(words: list[int]) -> str:
             f"an earlier call: experts of rank {rank} got {first} rows, and their capacity was "
             f"{second}. Tokens that lost a row are NaN in its result. Pass a larger capacity="
         )
-    return (
-        f"an earlier call: {wrong_id(rank, first, second)}. That token is NaN in its result"
-    )
+    return f"an earlier call: {wrong_id(rank, first, second)}. That token is NaN in its result"
 
 
 def wrong_id(rank: int, token: int, expert: int) -> str:

@@ -134,9 +134,7 @@ def route_experts(
     return [table, _joined(whole[:, 1 + sizes.padded :], sizes).contiguous().view(torch.float32)]
 
 
-def return_gates(
-    dgates: Tensor, topk: int, group: Any, rows: Sequence[int]
-) -> Tensor:
+def return_gates(dgates: Tensor, topk: int, group: Any, rows: Sequence[int]) -> Tensor:
     """Return the sums over ranks of gradients [M*k] of this rank's own slots, [T, k].
 
     At most one rank has a gradient of a slot that is not zero, so the order of the sum is of no
@@ -205,7 +203,8 @@ def _compare(by_rank: Sequence[tuple[int, ...]]) -> None:
 
 def _exchanged(ids: Tensor, gates: Tensor | None, limit: int, sizes: Sizes, pg: Any) -> Tensor:
     """Return per rank: its capacity, its ids and the bits of its gates, padded to one length."""
-    narrow = ids.reshape(-1).clamp(max=_LARGEST).clamp(min=-1).to(torch.int32)
+    wide = ids.dtype == torch.int64
+    narrow = (ids.clamp(-1, _LARGEST) if wide else ids).reshape(-1).to(torch.int32)
     parts = [narrow.new_full((1,), limit), _padded(narrow, sizes.padded, -1)]
     if gates is not None:
         bits = gates.contiguous().view(torch.int32).reshape(-1)

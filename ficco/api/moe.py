@@ -120,15 +120,13 @@ def moe(  # noqa: PLR0913 - a call has this many options
     pg = process_group(group)
     world = dist.get_world_size(pg)
     experts = w_in.shape[0] * world
-    experts_per_rank(experts, world)
     _check_widths(x, w_in, w_out, activation)
+    experts_per_rank(experts, world)
     if not isinstance(gates, Tensor):
         raise InputError(f"gates: {type(gates).__name__} found; a torch tensor is needed")
     if gates.dtype not in (torch.float32, x.dtype) and not any_autocast():
         raise InputError(f"gates is {gates.dtype}; float32 or the dtype of x, {x.dtype}, is needed")
-    recorded = torch.is_grad_enabled() and any(
-        t.requires_grad for t in (x, gates, w_in, w_out)
-    )
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (x, gates, w_in, w_out))
     room = _room(x, ids, w_in, w_out, rows, rank_in(pg), world, recorded, capacity)
     routing = route(ids, experts, gates=gates, rows=rows, capacity=room, group=group)
     if room is None:
@@ -269,5 +267,3 @@ class _GatedActivation(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             (dz,) = torch.autograd.grad(h, leaf, (wide * gates.unsqueeze(-1)).to(h.dtype))
         return dz, dgates, None
-
-

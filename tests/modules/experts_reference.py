@@ -30,7 +30,7 @@ def moe(layer: Layer, act: Callable[[Tensor], Tensor] = swiglu) -> Tensor:
     """Return the results of all tokens; an id < 0 is no expert."""
     rows = []
     for token in range(layer.x.shape[0]):
-        total = torch.zeros_like(layer.x[token])
+        total = layer.x[token] * 0
         for expert, gate in zip(layer.ids[token].tolist(), layer.gates[token], strict=True):
             if expert >= 0:
                 h = act(layer.x[token : token + 1] @ layer.w_in[expert])[0] * gate

@@ -142,7 +142,9 @@ def routed(rank: int, world: int) -> None:
             assert not routing.row_gates(len(slots) + 40)[len(slots) :].any()
             first = sum(rows[:rank]) * K
             mine = range(first, first + rows[rank] * K)
-            for end, own_end, begin in zip(ends, routing.own_ends.tolist(), [0, *ends], strict=False):
+            for end, own_end, begin in zip(
+                ends, routing.own_ends.tolist(), [0, *ends], strict=False
+            ):
                 assert all((slots[i] in mine) == (i < own_end) for i in range(begin, end))
     rows = [4] * world
     layer = drawn(world, rows, 8)
@@ -235,7 +237,7 @@ def bad_input(rank: int, world: int) -> None:
     """Arguments that cannot be, on all ranks; the group stays usable."""
     rows = [3] * world
     x, ids, gates, w_in, w_out = part(drawn(world, rows, 19), rows, rank)
-    five = torch.zeros(5, D, 2 * F)
+    five, many = torch.zeros(5, D, 2 * F), torch.zeros(1025, D, 2)
     for words, changed in (
         ("ids is [9]", {"ids": ids.flatten()}),
         ("ids is [3, 0]", {"ids": ids[:, :0]}),
@@ -263,7 +265,7 @@ def bad_input(rank: int, world: int) -> None:
         ("capacity (rows)=2.5", {"capacity": 2.5}),
         ("rows[", {"rows": [2] * world}),
         ("sizes found", {"rows": [3] * (world + 1)}),
-        ("1 to 1024 is needed", {"w_in": torch.zeros(1025, D, 2), "w_out": torch.zeros(1025, 1, D)}),
+        ("1 to 1024 is needed", {"w_in": many, "w_out": many[:, :1].new_zeros(1025, 1, D)}),
     ):
         given = {"x": x, "ids": ids, "gates": gates, "w_in": w_in, "w_out": w_out, **changed}
         told = refused(lambda: ficco.moe(**given))  # noqa: B023
