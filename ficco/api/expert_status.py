@@ -1,8 +1,8 @@
 """What the device found wrong with the routing of a group: rows above a capacity, or a wrong id.
 
 The host must not wait for the device in a call. So the device keeps the first fault in four words,
-and copies them to pinned memory behind each call. The next call of the group reads them there. Ranks
-find the same faults, because each of them sees all ids and all capacities.
+and copies them to pinned memory behind each call. The next call of the group reads them there.
+Ranks find the same faults, because each of them sees all ids and all capacities.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def in_words(words: list[int]) -> str:
     return f"an earlier call: {wrong_id(rank, first, second)}. That token is NaN in its result"
 
 
-def wrong_id(rank: int, token: int, expert: int) -> str:
+def wrong_id(rank: int, token: int, expert: object) -> str:
     """Return a sentence about an id that no expert has, without a stop."""
     return (
         f"ids of rank {rank} have expert {expert} at token {token}, and there is no such expert; "

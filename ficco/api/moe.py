@@ -201,7 +201,7 @@ def _check_widths(x: Tensor, w_in: Tensor, w_out: Tensor, activation: Any) -> No
         )
 
 
-def _room(  # noqa: PLR0913, PLR0917 - what the memory depends on
+def _room(  # noqa: PLR0913 - what the memory depends on
     x: Tensor, ids: Tensor, w_in: Tensor, w_out: Tensor, rows: Any, rank: int, world: int,
     recorded: bool, capacity: Any,
 ) -> int | None:  # fmt: skip

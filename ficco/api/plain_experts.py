@@ -1,7 +1,7 @@
 """The products of experts by torch.distributed and PyTorch, without overlap.
 
-All rows are gathered, and every slot returns in a place of its own. So the host needs no count. Only
-products on the CPU, or in float32, read where the rows of experts end.
+All rows are gathered, and every slot returns in a place of its own. So the host needs no count.
+Only products on the CPU, and those that are not bfloat16, read where the rows of experts end.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Plan:
         counts = [count * sizes.topk for count in sizes.rows]
         padded = [
             torch.nn.functional.pad(piece, (0, 0, 0, sizes.padded - piece.shape[0]))
-            for piece in parts.split(counts)
+            for piece in torch.split(parts, counts)
         ]
         mine = parts.new_empty((sizes.padded, parts.shape[1]))
         distributed.reduce_scatter(mine, torch.cat(padded), group=self.group)

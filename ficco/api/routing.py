@@ -143,11 +143,9 @@ class Routing:
             while token >= self.rows[rank]:
                 token, rank = token - self.rows[rank], rank + 1
             where = "" if rank == self.rank else f" (rank {self.rank} has no wrong id itself)"
+            found = f"{self.experts * len(self.rows)} or more"
             if rank == self.rank:
-                place = (status - 1) % self.topk
-                found = str(int(self.own_ids[token, place]))
-            else:
-                found = f"{self.experts * len(self.rows)} or more"
+                found = str(int(self.own_ids[token, (status - 1) % self.topk]))
             raise InputError(wrong_id(rank, token, found) + where)
         return int(needed)
 

@@ -64,6 +64,16 @@ expert parallelism, and its mesh. Only the model that was loaded has a mesh of i
 have plans, too. Without them the user passes `plan=` and `group=`.
 """
 
+DISPATCH = "implementation"
+"""Name in the forward of a module of experts under which transformers keeps how tokens reach the
+experts of other ranks, an `EPImplementation`."""
+
+EXPERT_FACTS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")
+"""Attributes of a module of experts of transformers: how its experts compute."""
+
+MEGA_EXPERTS = "megamoe"
+"""Part of the name of kernels of transformers' experts that exchange tokens themselves."""
+
 HOOKED = "_is_hooked"
 """Attribute of a module to which transformers has applied an entry of a plan."""
 
