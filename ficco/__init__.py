@@ -20,6 +20,7 @@ from ficco.core.errors import (
 from ficco.core.lazy_modules import loaded
 
 if TYPE_CHECKING:
+    from ficco.api.experts import dispatch_matmul, matmul_combine
     from ficco.api.explaining import explain
     from ficco.api.functions import (
         all_gather_matmul,
@@ -74,6 +75,7 @@ _HOMES = {
     "all_to_all_matmul": "api.functions",
     "close": "api.groups",
     "column_matmul": "api.functions",
+    "dispatch_matmul": "api.experts",
     "embedding_all_to_all": "api.functions",
     "explain": "api.explaining",
     "fallback_reason": "api.groups",
@@ -82,6 +84,7 @@ _HOMES = {
     "lower": "lowering.planning",
     "matmul_all_reduce": "api.functions",
     "matmul_all_to_all": "api.functions",
+    "matmul_combine": "api.experts",
     "matmul_reduce_scatter": "api.functions",
     "moe": "api.moe",
     "overlap": "api.overlapping",
@@ -124,6 +127,7 @@ __all__ = [
     "all_to_all_matmul",
     "close",
     "column_matmul",
+    "dispatch_matmul",
     "embedding_all_to_all",
     "explain",
     "fallback_reason",
@@ -132,6 +136,7 @@ __all__ = [
     "lower",
     "matmul_all_reduce",
     "matmul_all_to_all",
+    "matmul_combine",
     "matmul_reduce_scatter",
     "moe",
     "overlap",

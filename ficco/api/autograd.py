@@ -277,6 +277,13 @@ class Gradients:
             return lambda: arrived
         return operators.begin_exchange(rows, splits, group)
 
+    @staticmethod
+    def expert_gradient(*args: Any) -> Tensor:
+        """Return the gradient of the weights of a rank's experts; see `EXPERT_GRADIENT`."""
+        *others, group, shape, by_tokens = args
+        product: Tensor = perform("expert_gradient", (*others, list(shape), by_tokens, group))
+        return product
+
     pools = Pools
     weight_gradients = staticmethod(weight_gradients)
 
@@ -322,6 +329,8 @@ def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
     if schedule == AUTO:
         return schedule
     chosen, flow = Schedule.read(schedule), registry.get(name).flow
+    if flow.routes:  # a gather and a return have different schedules
+        return schedule if chosen.name == "serial" else AUTO
     if chosen.transport == "sm" and not flow.shares:
         return schedule if (chosen.moves or sends(chosen, flow)) and flow.splits else AUTO
     result = chosen

@@ -32,6 +32,7 @@ from ficco.core.private.torch_core import (
 from ficco.engine.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engine.prepared import PreparedCall, Results
 from ficco.engine.repeated_calls import CallFinder, CallSteps, Step, flat_table, reader_of
+from ficco.operators.expert_functions import stacked
 from ficco.operators.functions import as_matrix, rounded_length
 from ficco.operators.problem import Problem
 from ficco.operators.registry import Role
@@ -139,7 +140,7 @@ class CachedCall:
         along_rows = all(output.axis == "rows" and not output.bias for output in outputs)
         # Without a bias or indices, which become a row, and with results of 2-D: tensors are the
         # matrices.
-        self._flat = flat and along_rows and not problem.flow.pools
+        self._flat = flat and along_rows and not (problem.flow.pools or problem.flow.routes)
         self._device: int = runtime.device.index
         if self._library is None:
             self._results = _results_of(shapes, TORCH_DTYPE[problem.dtype], flat)
@@ -461,6 +462,8 @@ def taken_as(role: Role | None, plainly: bool, even: bool = False) -> Take:
         return lambda tensor: evenly(take(tensor))
     if role.layout == "vector":
         return row_of
+    if role.layout == "stack":
+        return stacked
     return _readable_matrix if role.layout == "rows" and not plainly else as_matrix
 
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ficco.api.arguments import check_dense, check_held, process_group
+from ficco.api.experts import dispatch_matmul, matmul_combine
 from ficco.api.groups import collective
-from ficco.api.plain_experts import dispatch_matmul, matmul_combine
 from ficco.api.routing import checked_capacity, experts_per_rank, route
 from ficco.core.errors import InputError, closest, shown
 from ficco.core.private.torch_core import any_autocast

@@ -196,6 +196,65 @@ class NodeOperators(ABC):
             indices=indices, offsets=offsets, rows=rows, mode=mode, weights=weights,
         )  # fmt: skip
 
+    def dispatch_matmul(
+        self,
+        xs: Sequence[Array],
+        ids: Sequence[Array],
+        ws: Sequence[Array],
+        *,
+        capacity: int | None = None,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[Array]:
+        """Send tokens to the ranks of their experts, and multiply them there.
+
+        Args:
+            xs: per rank its tokens [T_r, k].
+            ids: per rank the experts of its tokens, [T_r, topk], NumPy arrays of integers. With e
+                experts per rank, rank r has experts r * e to (r + 1) * e - 1. Below 0: none.
+            ws: per rank the weights of its experts [e, k, n].
+            capacity: rows of each result; None: as many as all tokens can need.
+            schedule: instead of the node's.
+            grain: chunks per shard, instead of the schedule's.
+
+        Returns:
+            Per rank [capacity, n]: a row for each slot of a token whose expert is on the rank, by
+            expert; for each expert first those of the rank's own tokens, then the others, by
+            number. The rows behind them are 0.
+
+        Raises: as `all_gather_matmul`.
+        """
+        return self.call(
+            "dispatch_matmul", schedule=schedule, grain=grain, xs=xs, ids=ids, ws=ws,
+            capacity=capacity,
+        )  # fmt: skip
+
+    def matmul_combine(
+        self,
+        xs: Sequence[Array],
+        ids: Sequence[Array],
+        ws: Sequence[Array],
+        *,
+        schedule: str | Schedule | None = None,
+        grain: int | None = None,
+    ) -> list[Array]:
+        """Multiply the rows of experts, return them to their tokens, and add them up there.
+
+        Args:
+            xs: per rank [capacity, k], rows as `dispatch_matmul` returns them.
+            ids: as in `dispatch_matmul`.
+            ws: per rank the weights of its experts [e, k, n].
+            schedule: instead of the node's.
+            grain: chunks per shard, instead of the schedule's.
+
+        Returns:
+            Per rank [T_r, n]: for each token the sum of the rows of its slots, in order. It is NaN
+            if an expert does not exist, or if a row did not fit into the capacity.
+
+        Raises: as `all_gather_matmul`.
+        """
+        return self.call("matmul_combine", schedule=schedule, grain=grain, xs=xs, ids=ids, ws=ws)
+
     def call(
         self,
         name: str,

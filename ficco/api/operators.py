@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ficco.api.arguments import check_dense, check_held
+from ficco.api.arguments import check_dense, check_held, process_group
 from ficco.api.auto import AUTO
 from ficco.api.call_cache import find, key_of
 from ficco.api.calling import Call
@@ -22,15 +22,18 @@ from ficco.api.routes import custom, is_observed
 from ficco.core.checking import whole_number
 from ficco.core.dtypes import DTYPES
 from ficco.core.errors import EngineError, InputError, TimeoutExceeded
+from ficco.engine.compute import torch_experts
 from ficco.engine.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.measure.selector.candidates import few_rows
 from ficco.operators import registry
 from ficco.operators.exchanges import splits_table
 from ficco.operators.problem import MOST
 from ficco.operators.registry import Function, Local
+from ficco.operators.routing import Routed
 from ficco.operators.shapes import check_bias, check_weight
 from ficco.plan.schedule import Schedule
 from ficco.runtime import distributed
+from ficco.runtime.members import rank_in
 
 Tensor = torch.Tensor
 _GROUP, _SCHEDULE, _GRAIN = -3, -2, -1  # places among the arguments
@@ -223,6 +226,31 @@ def begin_exchange(x: Tensor, splits: Sequence[int], group: Any) -> Callable[[],
     )
 
 
+def expert_gradient(
+    tokens: Tensor,
+    rows: Tensor,
+    routing: Tensor,
+    topk: int,
+    counts: Sequence[int],
+    shape: Sequence[int],
+    by_tokens: bool,
+    group: Any,
+) -> Tensor:
+    """Return the gradient of the weights of this rank's experts; see `EXPERT_GRADIENT`.
+
+    Tokens of one rank are gathered from all ranks before.
+    """
+    pg = process_group(group)
+    rank = rank_in(pg)
+    if tokens.shape[0] != sum(counts) or len(counts) > 1 and tokens.shape[0] == counts[rank]:
+        tokens = distributed.gathered(tokens, counts, pg)
+    sizes = Routed(int(shape[0]), topk, tuple(counts))
+    result = rows.new_empty(tuple(shape))
+    if result.numel():
+        torch_experts.gradient(tokens, rows, routing, sizes, rank, by_tokens, result)
+    return result
+
+
 def token(x: Tensor) -> Tensor:
     """Return a zero [1] that compilers see as a result of x, so they keep the code of x."""
     return x.new_zeros(1)
@@ -230,5 +258,12 @@ def token(x: Tensor) -> Tensor:
 
 _OWN: dict[str, Callable[..., Any]] = {  # functions without a plan
     function.__name__: function
-    for function in (column_matmul, exchange_rows, token, route_experts, return_gates)
+    for function in (
+        column_matmul,
+        exchange_rows,
+        expert_gradient,
+        token,
+        route_experts,
+        return_gates,
+    )
 }

@@ -4,7 +4,7 @@
     z = ficco.dispatch_matmul(x, routing, w_in, group=ep)
     y = ficco.matmul_combine(activation(z), routing, w_out, group=ep)
 
-`ficco.moe` makes these calls. `expert_tables` has the layout of a table.
+`ficco.moe` makes these calls. `operators.routing` has the layout of a table.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from ficco.api.arguments import check_dense, check_held, process_group
 from ficco.api.arguments import sizes as whole_sizes
 from ficco.api.autograd import dispatch
 from ficco.api.expert_status import wrong_id
-from ficco.api.expert_tables import HEAD, Sizes
 from ficco.api.groups import collective
 from ficco.api.routes import survey
 from ficco.core.checking import whole_number
 from ficco.core.errors import InputError, shown
 from ficco.operators.problem import MOST
+from ficco.operators.routing import MOST_EXPERTS, Routed, Table, parts_of
 from ficco.runtime.members import rank_in
 
 Tensor = torch.Tensor
 
 OPERATORS = torch_library.NAMES  # the custom operators; this import registers them
-MOST_EXPERTS = 1024
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -72,9 +71,14 @@ class Routing:
     capacity: int | None = None
 
     @property
-    def sizes(self) -> Sizes:
-        """Sizes, and the places of the parts of the table."""
-        return Sizes(self.rank, self.rows, self.topk, self.experts)
+    def sizes(self) -> Routed:
+        """The sizes of the table."""
+        return Routed(self.experts, self.topk, self.rows)
+
+    @property
+    def parts(self) -> Table:
+        """The parts of the table, as views."""
+        return parts_of(self.table, self.sizes, self.rank)
 
     @property
     def needed(self) -> Tensor:
@@ -84,28 +88,31 @@ class Routing:
     @property
     def ends(self) -> Tensor:
         """[e]: where the rows of each expert end."""
-        return self.table[HEAD : HEAD + self.experts]
+        ends: Tensor = self.parts.ends
+        return ends
 
     @property
     def own_ends(self) -> Tensor:
         """[e]: where the rows of this rank's tokens end, which come first in each expert."""
-        return self.table[HEAD + self.experts : HEAD + 2 * self.experts]
+        ends: Tensor = self.parts.own_ends
+        return ends
 
     @property
     def own_ids(self) -> Tensor:
         """[T, k]: the experts of this rank's tokens."""
-        sizes = self.sizes
-        return self.table[sizes.ids : sizes.listed].view(-1, self.topk)
+        ids: Tensor = self.parts.own.view(-1, self.topk)
+        return ids
 
     @property
     def slots(self) -> Tensor:
         """[M k]: the slots of the rows, in the order of rows; -1 behind the last one."""
-        return self.table[self.sizes.listed :]
+        slots: Tensor = self.parts.slots
+        return slots
 
     @property
     def average(self) -> int:
         """Rows of a rank on average, rounded up, if each slot has an expert."""
-        return -(-self.sizes.slots // self.sizes.world)
+        return -(-self.sizes.slots // len(self.rows))
 
     @property
     def worst(self) -> int:

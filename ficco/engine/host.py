@@ -24,10 +24,10 @@ from ficco import _native
 from ficco.core.errors import EngineError
 from ficco.core.machine import Machine
 from ficco.engine import bound_program
-from ficco.engine.compute import Compute, dtype_of
+from ficco.engine.compute import Compute, dtype_of, experts
 from ficco.plan import Region, window_places
 from ficco.plan.timeline import Span
-from ficco.program import Bag, Gemm, Launch, Program, Reduce, kernel_of
+from ficco.program import Bag, Experts, Gemm, Launch, Program, Reduce, kernel_of
 from ficco.program.encoding import Segment, encode
 
 MOST_LANES = _native.MAX_LANES  # native threads of a rank
@@ -57,6 +57,10 @@ class BoundProgram(bound_program.BoundProgram):
             for buffer in program.buffers
             if buffer.role == "workspace"
         }
+        self._written: dict[str, set[int]] = {}  # peers whose windows a launch writes, by buffer
+        for launch in program.launches:
+            for region in launch.work.targets if isinstance(launch.work, Experts) else ():
+                self._written.setdefault(region.buffer, set()).add(region.rank)
         self._times: npt.NDArray[np.int64] = np.zeros((encoded.row_count, 2), np.int64)
 
     def _modelled_us(self, launch: Launch, machine: Machine) -> float:
@@ -126,28 +130,30 @@ class BoundProgram(bound_program.BoundProgram):
 
     def _handles(
         self, local: Mapping[str, npt.NDArray[Any]], copy: int
-    ) -> dict[tuple[str, int], Any]:
-        compute, buffers = self._compute, self._buffers
+    ) -> dict[tuple[int, str, int], Any]:
+        """Return the handles of this rank's buffers, and of peers' windows that a launch writes."""
+        compute, buffers, rank = self._compute, self._buffers, self.program.rank
         handles = {
-            (name, 0): compute.handle(array, buffers[name].role == "weight")
+            (rank, name, 0): compute.handle(array, buffers[name].role == "weight")
             for name, array in local.items()
         }
         for name, place in self._places.items():
             buffer = buffers[name]
             for shift in range(buffer.copies):
-                base = self.group.window(self.program.rank, copy ^ shift) + place
-                array = _array_at(base, buffer.rows, buffer.cols, buffer.dtype)
-                handles[name, shift] = compute.handle(array)
+                for owner in {rank, *self._written.get(name, ())}:
+                    base = self.group.window(owner, copy ^ shift) + place
+                    array = _array_at(base, buffer.rows, buffer.cols, buffer.dtype)
+                    handles[owner, name, shift] = compute.handle(array)
         return handles
 
     def _perform(
-        self, segment: Segment, least_us: float, handles: dict[tuple[str, int], Any]
+        self, segment: Segment, least_us: float, handles: dict[tuple[int, str, int], Any]
     ) -> None:
         begin = _native.now_ns()
         work, compute = segment.launch.work, self._compute
 
         def view(region: Region) -> Any:
-            handle = handles[region.buffer, region.copy]
+            handle = handles[region.rank, region.buffer, region.copy]
             return handle[region.row0 : region.row1, region.col0 : region.col1]
 
         if isinstance(work, Gemm):
@@ -158,13 +164,19 @@ class BoundProgram(bound_program.BoundProgram):
         elif isinstance(work, Reduce):
             compute.reduce([view(r) for r in work.reads], view(work.target))
         elif isinstance(work, Bag):
-            ends = handles[work.bags.buffer, 0]  # a bag ends where the next begins
+            ends = handles[self.program.rank, work.bags.buffer, 0]  # a bag ends where the next begins
             bags = (work.bags.col0, work.bags.col1)
             weights = None if work.weights is None else view(work.weights)[0]
             compute.bag(
                 view(work.table), view(work.indices)[0], ends[0], bags, view(work.target), weights,
                 work.mean,
             )  # fmt: skip
+        elif isinstance(work, Experts):
+            weight = None if work.weight is None else view(work.weight)
+            sources, targets = map(view, work.sources), map(view, work.targets)
+            experts.perform(
+                work, self.program.rank, view(work.routing)[0], weight, [*sources], [*targets]
+            )
         else:
             raise EngineError(f"the host engine has no {kernel_of(work)} launches")
         if least_us:

@@ -26,6 +26,7 @@ _lock = CallLock()
 _loaded: dict[tuple[int, Variant], Code] = {}
 _repeated: dict[tuple[Any, ...], _Repeated] = {}
 _MOST_REPEATED = 512
+_BY_ADDRESS = ("*", "tensordesc")  # types of parameters that are passed by an address
 
 
 @functools.cache
@@ -118,7 +119,8 @@ def repeated(
     Args:
         key: what the launch depends on, besides `pointers`, `numbers` and the device.
         launch: returns the launch.
-        pointers: the arrays of all pointers, in the order of `variants.passed`, which names them.
+        pointers: the arrays of all pointers and descriptors (`Bulk`), in the order of
+            `variants.passed`, which names them.
         numbers: arguments that may differ in launches of one key, by those names.
         arrays: the array library.
 
@@ -141,9 +143,20 @@ def repeated(
         if len(_repeated) >= _MOST_REPEATED:
             _repeated.clear()
         _repeated[key] = known
-    values = [0] * len(pointers) + list(numbers.values())
-    addresses = [address(each) for each in pointers] + [0] * len(numbers)
+    values = [_pitch(each) for each in pointers] + list(numbers.values())
+    addresses = [_address(each) for each in pointers] + [0] * len(numbers)
     return functools.partial(known.run, addresses, values, arrays)
+
+
+def _address(pointer: Any) -> int:
+    return address(pointer.base if isinstance(pointer, Bulk) else pointer)
+
+
+def _pitch(pointer: Any) -> int:
+    """Return the bytes from row to row of what a descriptor is for; 0 for pointers."""
+    if not isinstance(pointer, Bulk):
+        return 0
+    return stride(pointer.base, 0) * item_bytes(pointer.base)
 
 
 def _check_repeated(launch: Launch, pointers: Sequence[Any], numbers: Mapping[str, int]) -> None:
@@ -153,8 +166,8 @@ def _check_repeated(launch: Launch, pointers: Sequence[Any], numbers: Mapping[st
         InputError: they are not.
     """
     given = flattened(launch.arguments)
-    own = [each.name for each in passed(variant_of(launch)) if each.type.startswith("*")]
-    same = [address(given[name]) for name in own] == [address(each) for each in pointers]
+    own = [each.name for each in passed(variant_of(launch)) if each.type.startswith(_BY_ADDRESS)]
+    same = [_address(given[name]) for name in own] == [_address(each) for each in pointers]
     if not same or any(given[name] != number for name, number in numbers.items()):
         raise InputError(
             f"the launch of {launch.kernel.name} takes the arrays {own}; others were given, or "
@@ -168,7 +181,7 @@ class _Repeated:
     def __init__(self, launch: Launch, kernel: Code, numbers: Mapping[str, int]) -> None:
         from ficco import _native
 
-        pointers = [each.name for each in kernel.parameters if each.type.startswith("*")]
+        pointers = [each.name for each in kernel.parameters if each.type.startswith(_BY_ADDRESS)]
         places: dict[str, Place] = {name: Slot(i) for i, name in enumerate(pointers)}
         places |= {name: Pitch(i, 1) for i, name in enumerate(numbers, len(pointers))}
         spec = described(kernel, launch.grid, launch.arguments, places, launch.chained)
@@ -228,8 +241,8 @@ class _Native:
         bulks = {name: bulk for name, bulk in launch.arguments.items() if isinstance(bulk, Bulk)}
         places = {name: Slot(number) for number, name in enumerate(bulks)}
         spec = described(kernel, launch.grid, launch.arguments, places, launch.chained)
-        self._addresses = [address(bulk.base) for bulk in bulks.values()]
-        self._pitches = [stride(bulk.base, 0) * item_bytes(bulk.base) for bulk in bulks.values()]
+        self._addresses = [_address(bulk) for bulk in bulks.values()]
+        self._pitches = [_pitch(bulk) for bulk in bulks.values()]
         self._arrays, self._kept = launch.arrays, (launch, spec)
         device, _ = launch.arrays.current()
         on = _gpu_of(launch.kernel.name, device)

@@ -11,6 +11,7 @@ from ficco.core.machine import Machine
 from ficco.lowering.all_reduce import lower_all_reduce
 from ficco.lowering.attachments import check_attachments
 from ficco.lowering.collective import lower_collective
+from ficco.lowering.experts import lower_experts
 from ficco.lowering.gathering import lower_gathering
 from ficco.lowering.moving import lower_moving
 from ficco.lowering.one_kernel_gather import lower_one_kernel_gather
@@ -68,6 +69,8 @@ def _lowered(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     check_attachments(problem, schedule)
     if schedule.transport == "collective":
         return lower_collective(problem, schedule, rank)
+    if problem.flow.routes:
+        return lower_experts(problem, schedule, rank)
     if sends(schedule, problem.flow):
         return lower_sending(problem, schedule, rank)
     if schedule.moves:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ficco.core.errors import ScheduleError
 from ficco.lowering.attachments import row_regions, rows_added
+from ficco.lowering.experts import gather_experts, lower_alone, sum_experts
 from ficco.lowering.multiplying import Group, Multiplied
 from ficco.lowering.multiplying import Piece as Gathered
 from ficco.lowering.producing import COMPUTE, PARTIAL, Bags, Piece, Products, alone
@@ -27,6 +28,8 @@ def lower_collective(problem: Problem, schedule: Schedule, rank: int) -> RankPla
     _check(problem, schedule)
     if problem.flow.gathers:
         return _gather(problem, rank)
+    if problem.flow.routes:
+        return _combine(problem, rank)
     if problem.flow.pools:
         return _pool(problem, rank)
     return _scatter(problem, rank)
@@ -96,7 +99,10 @@ def _gather(problem: Problem, rank: int) -> RankPlan:
             for target in kept
         ]
         group = Group("whole", (), (Gathered(name, 0, 0, height, 0, k),))
-        steps += multiplied.gemms([group], multiplied.all, gated=False)
+        if problem.flow.routes:
+            steps.append(gather_experts(problem, rank, name))
+        else:
+            steps += multiplied.gemms([group], multiplied.all, gated=False)
     return RankPlan(rank, _buffers(problem, rank, *more), tuple(steps))
 
 
@@ -135,6 +141,21 @@ def _scatter(problem: Problem, rank: int) -> RankPlan:
             steps.append(_added(names, y))
     more = [] if flow.shares else [Buffer(PARTIAL, "workspace", made.rows, n, problem.dtype)]
     return RankPlan(rank, _buffers(problem, rank, *more), tuple(steps))
+
+
+def _combine(problem: Problem, rank: int) -> RankPlan:
+    """Return the plan of a rank that adds up the rows of its experts, and then those of all."""
+    if problem.world == 1:
+        return lower_alone(problem)
+    first, rows = offsets(problem.rows), problem.rows[rank]
+    steps, buffers = sum_experts(problem, rank)
+    sums = buffers[-1]
+    reads = tuple([
+        Region(rank, sums.name, first[d], first[d + 1], 0, sums.cols) for d in range(problem.world)
+    ])  # fmt: skip
+    writes = (Region(rank, "y0", 0, rows, 0, problem.n),) if rows else ()
+    steps.append(_exchange(problem, reads, writes))
+    return RankPlan(rank, _buffers(problem, rank, *buffers), tuple(steps))
 
 
 def _added(names: Sequence[str], rows: Region) -> Step:

@@ -39,12 +39,12 @@ def lower_gathering(problem: Problem, schedule: Schedule, rank: int) -> RankPlan
     if problem.world == 1:
         whole = Piece("x", 0, 0, problem.m, 0, problem.k)
         steps = products.gemms([Group("whole", (), (whole,))], products.all, gated=False)
-        steps += [step for i in products.kept for step in _own_kept(i, blocks, problem.k)]
+        steps += [step for i in products.kept for step in own_kept(i, blocks, problem.k)]
         return RankPlan(rank, products.buffers(window=False), tuple(steps))
 
-    cut = _Cut(problem, schedule, blocks)
+    cut = GatherCut(problem, schedule, blocks)
     peers = [(rank + turn) % problem.world for turn in range(1, problem.world)]
-    steps = _pushes(cut, schedule, peers)
+    steps = pushes(cut, schedule, peers)
     gated = schedule.compute == "gated"
     if blocks.own.rows and (_staged(schedule) or products.late):
         steps.append(_stage(cut, _staged(schedule)))
@@ -53,7 +53,7 @@ def lower_gathering(problem: Problem, schedule: Schedule, rank: int) -> RankPlan
     steps += products.gemms(_groups(cut, schedule), products.first, gated)
     steps += _late(cut, products, _staged(schedule))
     for i in products.kept:
-        steps += [*_own_kept(i, blocks, problem.k), *_arrivals_kept(i, cut, problem.input_itemsize)]
+        steps += [*own_kept(i, blocks, problem.k), *arrivals_kept(i, cut, problem.input_itemsize)]
     steps = closed(rank, peers, cut.data_words(), steps, COMPUTE, KEEP)
     steps += products.roundings()
     return RankPlan(rank, products.buffers(window=True), tuple(steps))
@@ -87,7 +87,7 @@ def _staged(schedule: Schedule) -> bool:
     return schedule.start == "together" and schedule.compute in ("whole", "per_step")
 
 
-class _Cut:
+class GatherCut:
     """The position of every chunk of every block, as seen from one rank."""
 
     def __init__(self, problem: Problem, schedule: Schedule, blocks: Blocks) -> None:
@@ -141,7 +141,7 @@ class _Cut:
         return [self.signal(*at) for at in self.arrivals]
 
 
-def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
+def pushes(cut: GatherCut, schedule: Schedule, peers: list[int]) -> list[Step]:
     """Return the first half of the handshake, and all pushes, each followed by its signal."""
     rank = cut.rank
     lanes = push_lanes(schedule, peers)
@@ -171,7 +171,7 @@ def _pushes(cut: _Cut, schedule: Schedule, peers: list[int]) -> list[Step]:
     return steps
 
 
-def _stage(cut: _Cut, first: bool) -> Step:
+def _stage(cut: GatherCut, first: bool) -> Step:
     """Return the copy of the own shard into the window; with `first` the GEMMs wait for it."""
     begin, rows, recv = cut.blocks.own
     source = Region(cut.rank, "x", begin, begin + rows, 0, cut.k)
@@ -180,7 +180,7 @@ def _stage(cut: _Cut, first: bool) -> Step:
     return Step("stage", COMPUTE if first else KEEP, "local_copy", "sm", *boxes)
 
 
-def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:
+def _late(cut: GatherCut, products: Multiplied, staged: bool) -> list[Step]:
     """Return the GEMMs over the whole window, which run after the waits for all arrivals."""
     if not products.late:
         return []
@@ -192,7 +192,7 @@ def _late(cut: _Cut, products: Multiplied, staged: bool) -> list[Step]:
     return steps
 
 
-def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
+def own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
     """Return the copy of the own shard into an output that holds the gathered x."""
     begin, rows, recv = blocks.own
     if not rows:
@@ -202,7 +202,7 @@ def _own_kept(index: int, blocks: Blocks, k: int) -> list[Step]:
     return [Step(f"keep{index}.own", KEEP, "local_copy", "sm", (source,), (target,))]
 
 
-def _arrivals_kept(index: int, cut: _Cut, item_bytes: int) -> list[Step]:
+def arrivals_kept(index: int, cut: GatherCut, item_bytes: int) -> list[Step]:
     """Return the waits for chunks, and their copies from the window into such an output."""
     copies = []
     for shard, chunk in cut.arrivals:
@@ -214,7 +214,7 @@ def _arrivals_kept(index: int, cut: _Cut, item_bytes: int) -> list[Step]:
     return moves(copies, KEEP, item_bytes)
 
 
-def _groups(cut: _Cut, schedule: Schedule) -> list[Group]:
+def _groups(cut: GatherCut, schedule: Schedule) -> list[Group]:
     """Return the groups to multiply, in order, including the own shard."""
     groups: list[Group] = []
     own = cut.own_chunks()
@@ -232,7 +232,7 @@ def _groups(cut: _Cut, schedule: Schedule) -> list[Group]:
     return [group for group in groups if group.pieces]
 
 
-def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
+def _per_step(cut: GatherCut, schedule: Schedule, own: list[int]) -> list[Group]:
     """Group chunks by step: one chunk of every peer, or all chunks of one peer."""
     by_step = schedule.order == "by_step"
     pieces: dict[int, list[Piece]] = {}
@@ -254,7 +254,7 @@ def _per_step(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
     ]
 
 
-def _per_chunk(cut: _Cut, schedule: Schedule, own: list[int]) -> list[Group]:
+def _per_chunk(cut: GatherCut, schedule: Schedule, own: list[int]) -> list[Group]:
     """Return one group per chunk. Own chunks are read from x, first of all or of their step."""
     own_groups = [
         (chunk, Group(f"own.{chunk}", (), (cut.piece(cut.rank, chunk, direct=True),)))

@@ -12,9 +12,12 @@ from ficco.operators import (
     auxiliary,
     bag_functions,
     column_matmul,
+    dispatch_matmul,
     embedding_all_to_all,
+    expert_functions,
     matmul_all_reduce,
     matmul_all_to_all,
+    matmul_combine,
     matmul_reduce_scatter,
 )
 from ficco.operators.registry import (
@@ -38,6 +41,8 @@ OPERATORS = tuple(
         all_to_all_matmul,
         matmul_all_to_all,
         embedding_all_to_all,
+        dispatch_matmul,
+        matmul_combine,
     )
 )
 """The names of ficco's own operators."""
@@ -49,5 +54,6 @@ for _function in (
     auxiliary.TOKEN,
     auxiliary.ROUTE_EXPERTS,
     auxiliary.RETURN_GATES,
+    expert_functions.EXPERT_GRADIENT,
 ):
     register_function(_function)

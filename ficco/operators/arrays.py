@@ -44,6 +44,9 @@ class Library(Protocol):
     def new(self, shape: tuple[int, int], dtype: Any, rank: int) -> Any:
         """Return a new array for a rank."""
 
+    def placed(self, array: Any, rank: int) -> Any:
+        """Return a NumPy array in a rank's memory."""
+
     def repeated(self, shape: tuple[int, int], dtype: Any, rank: int, row: Any = None) -> Any:
         """Return a new array for a rank, each row of which is `row` [1, columns]; None: zeros."""
 

@@ -82,10 +82,12 @@ def inputs(problem: Problem, seed: int, draw: Draw | None = None) -> list[dict[s
     """
     draw = draw or _NumpyDraw(problem.dtype, seed)
     drawn: list[dict[str, Array]] = []
+    together = None if problem.operator.drawn is None else problem.operator.drawn(problem, draw)
     for rank in range(problem.world):
         operands = {operand.name: operand for operand in problem.operands(rank)}
+        given = {} if together is None else together[rank]
         arrays = {
-            name: _drawn(problem, operand, operands, draw)
+            name: given[name] if name in given else _drawn(problem, operand, operands, draw)
             for name, operand in operands.items()
             if operand.role != "output"
         }
@@ -105,7 +107,7 @@ def _drawn(problem: Problem, operand: Operand, others: Mapping[str, Operand], dr
         beside = [one for one in others.values() if one.follows == follows]
         lookups = next(one.cols for one in beside if one.role == "indices")
         return draw.rising((lookups if others[follows].rows else 0) + 1, cols, dtype)
-    return draw.normal(rows, cols, 1 / math.sqrt(problem.k) if role == "weight" else 1.0, dtype)
+    return draw.normal(rows, cols, 1 / math.sqrt(problem.k) if role in ("weight", "experts") else 1.0, dtype)
 
 
 def bytes_needed(problem: Problem, ranks: Sequence[int] | None = None) -> int:
@@ -174,6 +176,6 @@ def roundings(problem: Problem, sums_travel: bool) -> int:
     Every further pair of x and w adds one rounding.
     """
     further = max(map(len, problem.pairs), default=1) - 1
-    if problem.flow.sums and sums_travel:
+    if problem.flow.adds_by_library and sums_travel:
         return problem.world * (1 + 2 * further)  # arrivals are added before the last product
     return 1 + further

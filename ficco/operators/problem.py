@@ -17,9 +17,10 @@ from ficco.core.checking import whole_number, whole_numbers
 from ficco.core.dtypes import DTYPES, INDEX_DTYPES
 from ficco.core.errors import InputError, closest, shown
 from ficco.operators import registry
+from ficco.operators.routing import Routed
 
 _RESERVED = re.compile(
-    r"x\d*|(y|bias|acc|table|indices|offsets|weights)\d+|gathered|partial|pooled|recv|reduced|sent|shared"
+    r"x\d*|(y|bias|acc|table|indices|offsets|weights)\d+|gathered|partial|pooled|recv|reduced|returned|routing|sent|shared"
 )
 
 MOST = 2**31 - 1  # of m, n and k each
@@ -97,6 +98,10 @@ class Problem:
         lookups: embedding: a rank's number of indices for each table; no peer needs them.
         modes: embedding: how a rank pools each of its tables: "sum"; "mean"; "weighted", a sum with
             a float32 weight per lookup. () if all are "sum"; no peer needs them.
+        experts: experts of each rank; 0 if the operator has none.
+        topk: slots of a token, each of which names an expert or none.
+        capacities: experts: per rank, the rows of its matrix with a row per slot of its experts; no
+            peer needs those of others.
         index_dtype: embedding: the dtype of indices and offsets, int32 or int64; no peer needs it.
         scales: "none"; reserved for scaled dtypes, which are not implemented.
 
@@ -125,6 +130,9 @@ class Problem:
     tables: tuple[tuple[int, ...], ...] = ()
     lookups: tuple[tuple[int, ...], ...] = ()
     modes: tuple[tuple[str, ...], ...] = ()
+    experts: int = 0
+    topk: int = 0
+    capacities: tuple[int, ...] = ()
     index_dtype: str = "int64"
     scales: str = "none"
 
@@ -218,6 +226,11 @@ class Problem:
         """Return how a rank pools each of its tables, see `modes`."""
         return self.modes[rank] if self.modes else ("sum",) * len(self.tables[rank])
 
+    @property
+    def routed(self) -> Routed:
+        """The sizes of the routing tables, of an operator with experts."""
+        return Routed(self.experts, self.topk, self.rows)
+
     def result_shapes(self, rank: int) -> list[tuple[int, int]]:
         """Return the shape of each output of a rank."""
         return self.operator.result_shapes(self, rank)
@@ -280,6 +293,8 @@ class Problem:
         facts["width"] = self.k if self.flow.gathers else self.n
         if self.has_bias:  # so digests of calls without one are those of earlier versions
             facts["bias"] = True
+        if self.experts:
+            facts |= {"experts": self.experts, "topk": self.topk}
         return facts
 
     @property
@@ -306,7 +321,7 @@ class Problem:
         }
         values |= {
             name: _sizes(data[name], f"problem.{name}")
-            for name in ("rows", "depths")
+            for name in ("rows", "depths", "capacities")
             if name in data
         }
         for name in ("pairs", "splits", "tables", "lookups"):
@@ -329,7 +344,8 @@ class Problem:
 _KINDS = {
     "op": str, "world": int, "rows": list, "k": int, "dtype": str, "outputs": list,
     "depths": list, "pairs": list, "splits": list, "tables": list, "lookups": list,
-    "modes": list, "index_dtype": str, "scales": str,
+    "modes": list, "experts": int, "topk": int, "capacities": list, "index_dtype": str,
+    "scales": str,
 }  # fmt: skip
 _OUTPUT_KINDS = {
     "columns": list, "operand": str, "axis": str, "operand_transposed": bool, "bias": bool,
@@ -416,6 +432,10 @@ def _check_fields(p: Problem) -> None:
         )
     if (p.depths or p.pairs) and not p.flow.sums:
         raise InputError(f"depths and pairs belong to operators that add up, not to {p.op}")
+    if (p.experts or p.topk or p.capacities) and not p.flow.routes:
+        raise InputError(
+            f"experts, topk and capacities belong to operators with experts, not to {p.op}"
+        )
     if p.splits and not p.flow.splits:
         raise InputError(f"splits belong to operators that exchange rows, not to {p.op}")
 

@@ -6,10 +6,12 @@ Arrays are NumPy arrays, or PyTorch tensors on their own device. This module loa
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ficco.operators.problem import Problem
 from ficco.operators.registry import Array, Arrays, Exact
+
+if TYPE_CHECKING:
+    from ficco.operators.problem import Problem
 
 
 def is_tensor(array: Array) -> bool:

@@ -31,9 +31,11 @@ class Flow:
     Attributes:
         direction: "gather": inputs travel and are multiplied at the receiver. "scatter":
             products travel.
-        make: "products" (GEMMs) or "bags" (pooled rows of tables).
+        make: "products" (GEMMs), "bags" (pooled rows of tables), or "experts" (rows times the
+            weights of their experts, by a routing table on the device).
         finish: the work on arrivals: "multiply"; "sum" (each rank adds up its rows); "share" (as
-            "sum", and every rank gets all sums); "move" (into the output).
+            "sum", and every rank gets all sums); "move" (into the output); "combine" (each rank
+            adds up the rows of a token's slots).
         collective: the collective that moves the bytes without overlap: "all_gather",
             "reduce_scatter", "all_reduce" or "all_to_all".
         splits: whether `Problem.splits` gives the rows for each pair of ranks.
@@ -72,6 +74,16 @@ class Flow:
         return self.make == "bags"
 
     @property
+    def routes(self) -> bool:
+        """Whether rows are multiplied with the weights of their experts."""
+        return self.make == "experts"
+
+    @property
+    def adds_by_library(self) -> bool:
+        """Whether the collective without overlap adds up data of ranks, and rounds the sums."""
+        return self.collective in ("reduce_scatter", "all_reduce")
+
+    @property
     def passes(self) -> int:
         """How often a rank sends a part of its data to every peer."""
         return 2 if self.shares else 1
@@ -86,8 +98,9 @@ class Role(NamedTuple):
     Attributes:
         buffer: the role of its buffer in plans, see `ficco.plan.ROLES`.
         layout: of the array that a caller passes: "rows" (a matrix with contiguous rows, as copy
-            engines and bulk loads read it), "any" (a matrix with any strides), or "vector" (one
-            dimension, which becomes a contiguous [1, n]).
+            engines and bulk loads read it), "any" (a matrix with any strides), "vector" (one
+            dimension, which becomes a contiguous [1, n]), or "stack" (three dimensions, which
+            become the contiguous matrices of all experts, one below the other).
         aligned: whether the kernels of the pack need its rows aligned.
     """
 
@@ -111,12 +124,15 @@ ROLES = {
     "indices": Role("input", "vector"),
     "offsets": Role("input", "vector"),
     "factors": Role("input", "vector"),
+    "routing": Role("input", "vector"),
+    "experts": Role("weight", "stack", aligned=True),
 }
 """The roles of operands, by name.
 
 "input" travels, or is multiplied with a "weight". "bias" is one row that is added to all rows of
 the output that it follows. "term" has a row for each row of the input that it follows; it travels
 with these rows, and is added to their products. "factors" are the weights of the lookups of bags.
+"routing" is a table of `operators.routing`; "experts" are the weights of a rank's experts.
 """
 
 
@@ -350,6 +366,8 @@ class Operator:
         meaning: maps a problem and a rank to the required content of its outputs.
         blocks: maps a problem and a rank to its rows for each rank; this selects a lowering.
         alike: roles of operands that are the same on all ranks.
+        drawn: maps a problem and a `Draw` to some random inputs of all ranks, by buffer name, which
+            are not independent; None: there are none.
         reference: maps a problem, all ranks' inputs and some ranks to their exact outputs.
         pose: maps the name, a library of arrays and the arguments of the `Node` method to the
             problem and the inputs, or to every rank's outputs if no data is exchanged. Raises
@@ -374,6 +392,7 @@ class Operator:
     attachments: tuple[Attachment, ...] = ()
     alike: tuple[str, ...] = ()
     per_rank: tuple[str, ...] = ("xs", "ws")
+    drawn: Callable[[Problem, Draw], list[dict[str, Array]]] | None = None
 
     @functools.cached_property
     def arguments(self) -> tuple[str, ...]:

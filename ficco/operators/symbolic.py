@@ -42,6 +42,21 @@ def bags_name(table: str, mode: str) -> str:
     return f"bags of {table}" if mode == "sum" else f"{mode} bags of {table}"
 
 
+def rows_name(weight: str, tokens_of: int) -> str:
+    """Return the name of the rows, by expert, of one rank's tokens times the weights of experts."""
+    return f"rows of rank {tokens_of} times {weight}"
+
+
+def returned_name(weight: str) -> str:
+    """Return the name of the products, a row per slot, that the experts of a rank return."""
+    return f"rows returned by {weight}"
+
+
+def combined_name(weight: str) -> str:
+    """Return the name of the sums, a row per token, of the rows that a rank's experts return."""
+    return f"tokens' sums of rows returned by {weight}"
+
+
 def dot(
     a: Owner,
     a_along_rows: bool,

@@ -26,12 +26,14 @@ from typing import NamedTuple
 from ficco.core.dtypes import ELEMENT_BYTES
 from ficco.operators.problem import MAX_WORLD, Problem
 from ficco.operators.registry import ROLES as OPERANDS
+from ficco.operators.routing import Routed
 from ficco.plan.schedule import MAX_CHUNKS, Schedule
 
-VERSION = 3
+VERSION = 4
 
 ROLES = ("input", "weight", "output", "window", "mailbox", "workspace")
 SHARED = ("window", "mailbox")  # roles of buffers that peers write to
+EXPERT_MODES = ("gather", "return", "sum")  # of steps of kind "experts"
 
 # The units that each kind of step may occupy. A plan is the same for all targets, so a step states
 # the largest need of any target: a local copy is a kernel on CUDA, see `copy_unit`.
@@ -45,6 +47,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "reduce": ("sm",),
     "collective": ("sm", "dma"),
     "bag": ("sm",),
+    "experts": ("sm",),
 }
 KINDS = tuple(UNITS)
 
@@ -70,7 +73,12 @@ SIGNALS_PER_COPY = MAX_WORLD * (2 * MAX_CHUNKS + 2)
 
 
 class Region(NamedTuple):
-    """A 2-D box of a buffer: rows [row0, row1), columns [col0, col1)."""
+    """A 2-D box of a buffer: rows [row0, row1), columns [col0, col1).
+
+    `of`: a rank s: of these rows only those that the routing gives to s; -1: all of them. Rows of
+    different ranks are different, and those of all ranks are all rows. So all ranks may write
+    their rows of one box at the same time. See `experts_of`.
+    """
 
     rank: int
     buffer: str
@@ -79,6 +87,7 @@ class Region(NamedTuple):
     col0: int
     col1: int
     copy: int = 0
+    of: int = -1
 
     @property
     def rows(self) -> int:
@@ -96,9 +105,9 @@ class Region(NamedTuple):
         return (self.row1 - self.row0) * (self.col1 - self.col0)
 
     def __str__(self) -> str:
-        return f"{self.buffer}@{self.rank}[{self.row0}:{self.row1}, {self.col0}:{self.col1}]" + (
-            f" copy +{self.copy}" if self.copy else ""
-        )
+        box = f"{self.buffer}@{self.rank}[{self.row0}:{self.row1}, {self.col0}:{self.col1}]"
+        copy = f" copy +{self.copy}" if self.copy else ""
+        return box + copy + (f" of rank {self.of}" if self.of >= 0 else "")
 
 
 class Signal(NamedTuple):
@@ -146,6 +155,31 @@ class Bag(NamedTuple):
     mean: bool = False
 
 
+class Experts(NamedTuple):
+    """The work of a step of kind "experts": rows by a routing table, see `operators.routing`.
+
+    Attributes:
+        mode: "gather": rows of `sources` (tokens of ranks) times the weights of their experts, in
+            the order of the list; `targets[i]` is the part of one box whose tokens are in
+            `sources[i]`. "return": rows in the order of the list (the one source) times the weights
+            of their experts; `targets` are boxes with a row per slot, of the owners of tokens. "sum":
+            per token the sum of the rows of its slots (the one source), in order, in float32.
+        sizes: of the routing table.
+        routing: the table.
+        weight: the weights of this rank's experts, one below the other; None: mode "sum".
+        sources, targets: see `mode`.
+        turned: the weight of each expert is stored transposed.
+    """
+
+    mode: str
+    sizes: Routed
+    routing: Region
+    weight: Region | None
+    sources: tuple[Region, ...]
+    targets: tuple[Region, ...]
+    turned: bool = False
+
+
 class Part(NamedTuple):
     """A part of a gated step: waits for its signals, does its work, raises its signals.
 
@@ -173,10 +207,11 @@ class Step(NamedTuple):
             row, and no reads give zeros. collective: reads is sent by this rank, writes is
             received; see `collective`. bag: reads repeats (table, indices, offsets of its
             bags), and weights if the mode is "weighted"; writes[i] gets the i-th bags. See
-            `bags_of`.
+            `bags_of`. experts: reads are the routing table, the weight (not in mode "sum"), and the
+            sources; writes are the targets. See `experts_of`.
         signals: raise: raises them, in any order; wait: waits for all; clear: sets them to 0.
         products: gemm: its products, in order.
-        transpose_a, transpose_b: gemm: the operand is stored transposed.
+        transpose_a, transpose_b: gemm, experts: the operand is stored transposed.
         after: ids of earlier steps of this rank, on any lane, that end before this one starts.
         parts: a gated gemm or bag: its parts; products, reads and writes are then empty.
         collective: the name of the collective. "all_gather": all ranks' reads, one below the
@@ -189,6 +224,8 @@ class Step(NamedTuple):
             and raises): its plan needs lanes that run at the same time, and devices without kernels
             of other groups.
         modes: bag: how each of `writes` is pooled, one of `problem.MODES`; () if all are sums.
+            experts: one of EXPERT_MODES.
+        routed: experts: the sizes of the routing table.
     """
 
     id: str
@@ -206,6 +243,7 @@ class Step(NamedTuple):
     collective: str = ""
     concurrent: bool = False
     modes: tuple[str, ...] = ()
+    routed: Routed | None = None
 
 
 def copy_unit(target: str, same_device: bool) -> str:
@@ -261,6 +299,25 @@ def bags_of(work: Step | Part) -> list[Bag]:
             next(reads) if mode == "weighted" else None, mode == "mean")
         for target, mode in zip(work.writes, modes, strict=True)
     ]  # fmt: skip
+
+
+def experts_of(step: Step) -> Experts:
+    """Return the work of a step of kind "experts"; its fields must fit each other."""
+    (mode,), sizes = step.modes, step.routed
+    assert sizes is not None
+    routing, *rest = step.reads
+    weight = None if mode == "sum" else rest.pop(0)
+    return Experts(mode, sizes, routing, weight, tuple(rest), step.writes, step.transpose_b)
+
+
+def experts_step(name: str, lane: str, work: Experts) -> Step:
+    """Return the step of a work; the inverse of `experts_of`."""
+    weight = () if work.weight is None else (work.weight,)
+    reads = (work.routing, *weight, *work.sources)
+    return Step(
+        name, lane, "experts", "sm", reads, work.targets, transpose_b=work.turned,
+        modes=(work.mode,), routed=work.sizes,
+    )  # fmt: skip
 
 
 class Buffer(NamedTuple):

@@ -14,7 +14,9 @@ from ficco.core.dtypes import ELEMENT_BYTES
 from ficco.core.errors import InputError, PlanError, closest, shown
 from ficco.core.reading import parsed_json
 from ficco.operators.problem import MODES, Problem
+from ficco.operators.routing import Routed
 from ficco.plan import (
+    EXPERT_MODES,
     KINDS,
     ROLES,
     SIGNALS,
@@ -72,18 +74,20 @@ def _step(step: Step) -> dict[str, Any]:
         "collective": step.collective,
         "concurrent": step.concurrent,
         "modes": list(step.modes),
+        "routed": None if step.routed is None else step.routed._asdict(),
     }
     return {key: value for key, value in out.items() if value}
 
 
 def _region(region: Region) -> dict[str, Any]:
-    return {
+    out: dict[str, Any] = {
         "rank": region.rank,
         "buffer": region.buffer,
         "copy": region.copy,
         "rows": [region.row0, region.row1],
         "cols": [region.col0, region.col1],
     }
+    return out if region.of < 0 else out | {"of": region.of}
 
 
 def _product(product: Product) -> dict[str, Any]:
@@ -119,9 +123,9 @@ def loads(text: str, source: str = "plan") -> Plan:
     raw = parsed_json(text, source, PlanError)
     top = _Fields(raw, source, ("version", "problem", "schedule", "digest", "ranks"))
     version = top.get("version", _whole)
-    if version not in (2, VERSION):
+    if version not in (2, 3, VERSION):
         raise PlanError(
-            f"{source}: version {shown(version)} found, this ficco reads versions 2 and "
+            f"{source}: version {shown(version)} found, this ficco reads versions 2 to "
             f"{VERSION}; write the plan again with `ficco plan --json`"
         )
     if version == 2:
@@ -205,12 +209,18 @@ def _read_step(raw: Any, where: str) -> Step:
         parts=f.list("parts", _read_part, ()),
         collective=f.get("collective", _text, ""),
         concurrent=f.get("concurrent", _flag, False),
-        modes=f.list("modes", _one_of(MODES), ()),
+        modes=f.list("modes", _one_of(EXPERT_MODES if kind == "experts" else MODES), ()),
+        routed=f.get("routed", _read_routed, None),
     )
 
 
+def _read_routed(raw: Any, where: str) -> Routed:
+    f = _Fields(raw, where, Routed._fields)
+    return Routed(f.get("experts", _whole), f.get("topk", _whole), f.list("rows", _whole))
+
+
 def _read_region(raw: Any, where: str) -> Region:
-    f = _Fields(raw, where, ("rank", "buffer", "copy", "rows", "cols"))
+    f = _Fields(raw, where, ("rank", "buffer", "copy", "rows", "cols", "of"))
     rows, cols = f.list("rows", _whole), f.list("cols", _whole)
     if len(rows) != 2 or len(cols) != 2:
         raise PlanError(
@@ -218,8 +228,9 @@ def _read_region(raw: Any, where: str) -> Region:
             "[first, one past the last]"
         )
     return Region(
-        f.get("rank", _whole), f.get("buffer", _text), *rows, *cols, f.get("copy", _whole, 0)
-    )
+        f.get("rank", _whole), f.get("buffer", _text), *rows, *cols, f.get("copy", _whole, 0),
+        f.get("of", _whole, -1),
+    )  # fmt: skip
 
 
 def _read_signal(raw: Any, where: str) -> Signal:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ficco.plan import Bag, Buffer, Region, Signal, mode_of
+from ficco.plan import Bag, Buffer, Experts, Region, Signal, mode_of
 from ficco.plan.tables import GatedPart, WholeTable, WindowRelease
 from ficco.program.target import Target
 
@@ -26,6 +26,7 @@ __all__ = [
     "Copy",
     "Entry",
     "Exchange",
+    "Experts",
     "Gated",
     "Gemm",
     "Launch",
@@ -202,7 +203,7 @@ class OneKernel(NamedTuple):
     shared: bool = False
 
 
-Work = Gemm | Sum | Reduce | Bag | Pool | Gated | OneKernel
+Work = Gemm | Sum | Reduce | Bag | Pool | Experts | Gated | OneKernel
 
 
 class Launch(NamedTuple):
@@ -274,13 +275,14 @@ def operands_of(work: Work) -> Iterator[Region]:
                     yield from operands_of(item)
 
 
-_KINDS: dict[type, str] = {Sum: "reduce", Reduce: "reduce", Bag: "bag", Pool: "bag"}
+_KINDS: dict[type, str] = {Sum: "reduce", Reduce: "reduce", Bag: "bag", Pool: "bag", Experts: "experts"}
 _KERNELS: dict[type, str] = {
     Gemm: "gemm",
     Sum: "sum",
     Reduce: "reduce",
     Bag: "bag",
     Pool: "pool",
+    Experts: "experts",
     Gated: "gated_gemm",
     OneKernel: "one_kernel",
 }

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ficco.core.dtypes import INDEX_DTYPES
 from ficco.core.errors import EngineError
 from ficco.core.private import torch_collectives
 from ficco.core.private.torch_core import contiguous_strides, empty_on_gpu, unsafe_view
+from ficco.engine.compute import torch_experts
 from ficco.engine.compute.torch import pooled_bags
 from ficco.engine.compute.torch_dtypes import TORCH_DTYPE
 from ficco.engine.repeated_calls import CallSteps, Step
@@ -30,7 +32,7 @@ from ficco.lowering import lower_rank
 from ficco.operators.problem import Problem
 from ficco.plan import Buffer, Region
 from ficco.plan.schedule import Schedule
-from ficco.program import Bag, Copy, Entry, Exchange, Gemm, Launch, Program, Reduce
+from ficco.program import Bag, Copy, Entry, Exchange, Experts, Gemm, Launch, Program, Reduce
 from ficco.program.passes import compile_plan
 from ficco.program.target import LIBRARY
 from ficco.runtime import distributed
@@ -97,11 +99,16 @@ class _Binding:
         self.more: list[Any] = []  # constants, and None where steps store
         self.places = {name: place for place, name in enumerate(names)}
         # Elsewhere than on GPUs partial sums stay float32, and the result is rounded once.
-        self.wide = not on_gpu and problem.flow.sums
+        self.wide = not on_gpu and problem.flow.adds_by_library
         if self.wide:
-            self.places = {n: self._result_of(Tensor.float, i) for n, i in self.places.items()}
+            self.places = {n: self._widened(n, i) for n, i in self.places.items()}
         self.made: set[str] = set(names)  # buffers that have a tensor when an entry runs
         self.places |= {name: self._value() for name in self.buffers if name not in names}
+
+    def _widened(self, name: str, place: int) -> int:
+        """Return the place of a matrix in float32; integers do not change."""
+        integers = name in self.buffers and self.buffers[name].dtype in INDEX_DTYPES
+        return place if integers else self._result_of(Tensor.float, place)
 
     def call(self) -> Call:
         """Return the call."""
@@ -135,6 +142,8 @@ class _Binding:
             self._reduce(entry.work)
         elif isinstance(entry, Launch) and isinstance(entry.work, Bag):
             self._bag(entry.work)
+        elif isinstance(entry, Launch) and isinstance(entry.work, Experts):
+            self._experts(entry.work)
         else:
             raise EngineError(f"entry {entry.id!r}: PyTorch has no call for it: {entry}")
 
@@ -248,6 +257,14 @@ class _Binding:
         matrices = self._view(bag.target), self._view(bag.table), self._view(bag.indices)
         self._do(pool, *matrices, self.places[bag.bags.buffer], *weights)
 
+    def _experts(self, work: Experts) -> None:
+        for target in work.targets:
+            self._allocate(self.buffers[target.buffer])
+        weight = [] if work.weight is None else [self._view(work.weight)]
+        views = [*map(self._view, work.sources), *map(self._view, work.targets)]
+        do = functools.partial(_experts, work, self.rank)
+        self._do(do, self.places[work.routing.buffer], *weight, *views)
+
     # ---- collectives
 
     def _all_gather(self, entry: Exchange) -> None:
@@ -357,6 +374,13 @@ def _pool(
     """Store the sums of bags `begin` to `end` of a table."""
     factors = None if weights is None else weights[0]
     into.copy_(pooled_bags(table, indices[0], offsets[0], factors, mean)[begin:end])
+
+
+def _experts(work: Experts, rank: int, routing: Tensor, *matrices: Tensor) -> None:
+    """Do the work of a rank's experts; matrices: the weight, if any, the sources and targets."""
+    weight, rest = (None, matrices) if work.weight is None else (matrices[0], matrices[1:])
+    count = len(work.sources)
+    torch_experts.perform(work, rank, routing[0], weight, rest[:count], rest[count:])
 
 
 def _padded(rows: list[int], whole: Tensor) -> Tensor:

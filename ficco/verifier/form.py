@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ficco.core.machine import COLLECTIVES
 from ficco.operators.problem import MODES
 from ficco.plan import (
+    EXPERT_MODES,
     SHARED,
     UNITS,
     Buffer,
@@ -22,6 +23,7 @@ from ficco.plan import (
     Region,
     Step,
     bags_of,
+    experts_of,
     operand_buffers,
     regions_of,
 )
@@ -38,11 +40,14 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "reduce": ("reads", "writes"),
     "collective": ("reads", "writes", "collective"),
     "bag": ("reads", "writes", "parts", "modes"),
+    "experts": ("reads", "writes", "modes", "routed"),
 }
 _EMPTY = {
     kind: [
         field
-        for field in ("reads", "writes", "signals", "products", "parts", "collective", "modes")
+        for field in (
+            "reads", "writes", "signals", "products", "parts", "collective", "modes", "routed"
+        )
         if field not in used
     ]
     for kind, used in _FIELDS.items()
@@ -208,6 +213,8 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
                 yield f"terms of {writes[0]} differ from it in size", "sum equal boxes"
         elif step.kind == "bag":
             yield from _bags(work)
+        elif step.kind == "experts":
+            yield from _experts(step)
         elif step.kind == "collective":
             if step.collective not in COLLECTIVES:
                 yield f"collective={step.collective!r}", f"it is one of {', '.join(COLLECTIVES)}"
@@ -241,6 +248,37 @@ def _bags(work: Step | Part) -> Iterator[tuple[str, str]]:
     for bag in bags_of(work):
         if (bag.bags.cols, bag.table.cols) != (bag.target.rows, bag.target.cols):
             yield f"{bag.target} does not fit its bags and table", "give one row per bag"
+
+
+def _experts(step: Step) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the number, the sizes and the parts of a step's regions."""
+    if step.routed is None or len(step.modes) != 1 or step.modes[0] not in EXPERT_MODES:
+        yield "it has no sizes or no mode", f"give routed, and one of {', '.join(EXPERT_MODES)}"
+        return
+    before = 1 if step.modes[0] == "sum" else 2
+    sources = len(step.reads) - before
+    fits = sources == (len(step.writes) if step.modes[0] == "gather" else 1)
+    if not fits or not step.writes or (before == 1 and len(step.writes) > 1):
+        yield (
+            f"it reads {len(step.reads)} regions and writes {len(step.writes)}",
+            "give the routing table, the weight (not for sums), the sources and the targets",
+        )
+        return
+    work = experts_of(step)
+    if work.weight is not None:
+        high, wide = work.weight.rows, work.weight.cols
+        inner, width = (wide, high) if work.turned else (high, wide)
+        count = work.sizes.experts
+        inner, width = (inner, width // count) if work.turned else (inner // count, width)
+        if any(source.cols != inner for source in work.sources):
+            yield f"{work.weight} has {inner} rows per expert, unlike the columns of its sources", (
+                "make the sizes agree"
+            )
+    else:
+        width = work.sources[0].cols
+    for target in work.targets:
+        if target.cols != width:
+            yield f"{target} has not the {width} columns of the result", "make the sizes agree"
 
 
 def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, str]]:
@@ -304,24 +342,32 @@ class _Outputs:
     """An index of the regions that a step writes."""
 
     def __init__(self) -> None:
-        self.tiles: dict[tuple[int, str, int], Tiles[tuple[Region, ...]]] = defaultdict(Tiles)
+        self.tiles: dict[Region, Tiles[tuple[Region, ...]]] = defaultdict(Tiles)
 
     def under(self, region: Region) -> list[Region]:
         """Return the written regions that overlap with a region, without duplicates."""
-        tiles = self.tiles.get((region.rank, region.buffer, region.copy))
-        if tiles is None:
-            return []
-        parts = tiles.read(Box(*region[2:6]))
+        kept = [
+            tiles
+            for place, tiles in self.tiles.items()
+            if place._replace(of=-1) == _place(region, -1)
+            and (region.of < 0 or place.of in (-1, region.of))
+        ]
+        parts = [part for tiles in kept for part in tiles.read(Box(*region[2:6]))]
         return list(dict.fromkeys([target for _, targets in parts for target in targets]))
 
     def add(self, region: Region) -> None:
-        tiles, box = self.tiles[region.rank, region.buffer, region.copy], Box(*region[2:6])
+        tiles, box = self.tiles[_place(region, region.of)], Box(*region[2:6])
         under = tiles.read(box)
         if sum(part.area for part, _ in under) < box.area:
             tiles.write(box, (region,))
         for part, targets in under:
             if region not in targets:
                 tiles.write(part, (*targets, region))
+
+
+def _place(region: Region, of: int) -> Region:
+    """Return the part of a buffer that a region is in, without its box."""
+    return Region(region.rank, region.buffer, 0, 0, 0, 0, region.copy, of)
 
 
 def _all_regions(step: Step) -> list[Region]:

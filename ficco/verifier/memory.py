@@ -42,7 +42,9 @@ def check_memory(order: Order, signals: WordUses) -> list[Violation]:
     roles = {(e.rank, b.name): b.role for e in order.plan.ranks for b in e.buffers}
     violations: list[Violation] = []
     for place, of_place in accesses.items():
-        violations += _races(order, place, of_place)
+        for of in sorted({access.region.of for access in of_place} - {-1}) or (-1,):
+            part = [access for access in of_place if of < 0 or access.region.of in (-1, of)]
+            violations += _races(order, place, part)
         if roles[place[:2]] == "window":
             violations += _handover(order, signals, place, of_place)
     if not any(has_mailbox(entry.buffers) for entry in order.plan.ranks):

@@ -163,7 +163,7 @@ class Order:
         return step.kind in ("raise", "clear") and step.lane in self._computing
 
     def _rank(self, rank: int, steps: tuple[Step, ...]) -> None:
-        self._computing = {s.lane for s in steps if s.kind in ("gemm", "reduce", "bag")}
+        self._computing = {s.lane for s in steps if s.kind in ("gemm", "reduce", "bag", "experts")}
         before = []
         for copy in range(2):
             self.before[rank, copy] = self._new(rank, self._chain(), 0, None, [])

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from ficco.operators.problem import Problem
 from ficco.operators.symbolic import Content, Owner, Source, bags_name, combined, dot, row_of, shift
-from ficco.plan import Bag, Part, Product, Region, Step, bags_of, mode_of
+from ficco.plan import Bag, Part, Product, Region, Step, bags_of, experts_of, mode_of
+from ficco.verifier.expert_values import Values, gathered, returned, summed
 from ficco.verifier.form import Violation
 from ficco.verifier.order import Event, Order
 from ficco.verifier.tiles import Box, Tiles
@@ -43,7 +44,9 @@ class _Memory:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.fields: dict[tuple[int, str, int], Tiles[Content]] = {}
+        # By rank, buffer and copy, and the rank of `Region.of`.
+        self.fields: dict[tuple[int, str, int, int], Tiles[Content]] = {}
+        self.parts: dict[tuple[int, str, int], set[int]] = {}  # ranks whose parts were written
         self.writers: dict[tuple[int, str], str] = {}
         self.gathered: dict[int, list[list[list[tuple[Box, Content]]]]] = {}
         self.collectives = [
@@ -61,9 +64,7 @@ class _Memory:
                 if buffer.role in ("input", "weight") and buffer.rows and buffer.cols:
                     whole = Box(0, buffer.rows, 0, buffer.cols)
                     field.write(whole, Source((entry.rank, buffer.name), 0, 0))
-                self.fields[entry.rank, buffer.name, 0] = field
-                for copy in range(1, buffer.copies):
-                    self.fields[entry.rank, buffer.name, copy] = Tiles()
+                self.fields[entry.rank, buffer.name, 0, -1] = field
 
     def run(self, event: Event, step: Step | None, work: Step | Part) -> Iterator[Violation]:
         """Apply the work of one event."""
@@ -79,6 +80,8 @@ class _Memory:
             yield from self._reduce(event, work)
         elif step.kind == "bag" and work.reads:
             yield from self._bag(event, work)
+        elif step.kind == "experts":
+            yield from self._experts(event, step)
         for product in work.products:
             yield from self._multiply(event, step, product)
 
@@ -86,7 +89,7 @@ class _Memory:
         """Compare a rank's outputs with those that the problem defines."""
         for name, row0, row1, col0, col1, product in problem.operator.meaning(problem, rank):
             want, whole = _with_terms(problem, product), Box(row0, row1, col0, col1)
-            parts = self.fields[rank, name, 0].read(whole)
+            parts, _ = self._read(Region(rank, name, row0, row1, col0, col1))
             step = self.writers.get((rank, name), "-")
             for box, content in parts:
                 if content != want:
@@ -98,11 +101,25 @@ class _Memory:
                                 "write every element of the output")  # fmt: skip
 
     def _field(self, region: Region) -> Tiles[Content]:
-        return self.fields[region.rank, region.buffer, region.copy]
+        place = (region.rank, region.buffer, region.copy, region.of)
+        if region.of >= 0:
+            self.parts.setdefault(place[:3], set()).add(region.of)
+        field = self.fields.get(place)
+        if field is None:
+            field = self.fields[place] = Tiles()
+        return field
 
     def _read(self, region: Region) -> tuple[list[tuple[Box, Content]], Region | None]:
-        """Return the contents of a region, and the region itself if a part of it is unknown."""
-        parts = self._field(region).read(Box(*region[2:6]))
+        """Return the contents of a region, and the region itself if a part of it is unknown.
+
+        The rows of all ranks (`Region.of`) are the sum of those of each: elsewhere each is 0.
+        """
+        box, written = Box(*region[2:6]), self.parts.get((region.rank, region.buffer, region.copy))
+        if region.of < 0 and written:
+            each = [self._field(region._replace(of=of)).read(box) for of in sorted(written)]
+            whole = all(sum([b.area for b, _ in parts]) == box.area for parts in each)
+            return _sums(each, box), None if whole else region
+        parts = self._field(region).read(box)
         known = sum(box.area for box, _ in parts)
         return parts, region if known < region.area else None
 
@@ -160,6 +177,25 @@ class _Memory:
             target, owner = bag.target, (event.rank, bags_name(bag.table.buffer, mode_of(bag)))
             content = Source(owner, bag.bags.col0 - target.row0, -target.col0)
             self._store(event, target, [(Box(*target[2:6]), content)])
+
+    def _experts(self, event: Event, step: Step) -> Iterator[Violation]:
+        """Apply rows times the weights of their experts, or sums of the rows of tokens."""
+        work = experts_of(step)
+        contents = {}
+        for region in (work.routing, *([work.weight] if work.weight else ()), *work.sources):
+            contents[region], hole = self._read(region)
+            if hole:
+                yield _unwritten(event, hole)
+                return
+        apply = {"gather": gathered, "return": returned, "sum": summed}[work.mode]
+        found = apply(Values(self.order.plan, event.rank, contents), work)
+        if isinstance(found, str):
+            yield Violation(event.rank, event.name, "value", found,
+                            "use whole operands of this rank, and the places of the routing table",
+                            )  # fmt: skip
+            return
+        for target, parts in zip(work.targets, found, strict=True):
+            self._store(event, target, parts)
 
     def _not_a_bag(self, bag: Bag) -> str:
         """Return why regions are not a table with its indices, offsets and weights, or ""."""

@@ -196,6 +196,11 @@ class CupyCompute:
         with cupy.cuda.Device(rank):
             return cupy.empty(shape, dtype)
 
+    def placed(self, array: Any, rank: int) -> Array:
+        """Return a NumPy array in a rank's memory."""
+        with cupy.cuda.Device(rank):
+            return cupy.asarray(array)
+
     def repeated(
         self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int, row: Any = None
     ) -> Array:

@@ -84,6 +84,9 @@ class _Numpy:
     def contiguous(self, array: Any) -> Any:
         return np.ascontiguousarray(array)
 
+    def placed(self, array: Any, rank: int) -> Any:
+        return array
+
     def new(self, shape: tuple[int, int], dtype: npt.DTypeLike, rank: int) -> Any:
         return np.empty(shape, dtype)
 

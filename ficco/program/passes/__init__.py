@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficco.core.errors import EngineError, PlanError
-from ficco.plan import Part, RankPlan, Signal, Step, bags_of, has_mailbox
+from ficco.plan import Part, RankPlan, Signal, Step, bags_of, experts_of, has_mailbox
 from ficco.program import (
     Copy,
     Entry,
@@ -34,7 +34,7 @@ from ficco.program.target import Target
 
 __all__ = ["COMPUTE", "compile_by_step", "compile_plan"]
 
-COMPUTE = ("gemm", "reduce", "bag")
+COMPUTE = ("gemm", "reduce", "bag", "experts")
 CALLER = "caller"  # lane of waits by kernels in programs that compute nothing
 
 
@@ -283,6 +283,9 @@ class _Compiler:
             total = sums.sum_of(part.reads, written) if self.target.batches else None
             works.append(Reduce(part.reads, written) if total is None else total)
             by = "native" if total is not None and self.target.kernels else by
+        elif step.kind == "experts":
+            works.append(experts_of(step))
+            by = "native" if self.target.kernels else by
         elif self.target.kernels:
             works += pools.pools_of(bags_of(part))
             by = "native"

@@ -19,6 +19,7 @@ from ficco.plan import (
     Signal,
     Step,
     copy_unit,
+    experts_step,
     mode_of,
     modes_in_step,
     signal_at,
@@ -28,6 +29,7 @@ from ficco.program import (
     Bag,
     Copy,
     Exchange,
+    Experts,
     Gated,
     Gemm,
     Launch,
@@ -142,6 +144,8 @@ def _launched(launch: Launch) -> Step:
         return step._replace(
             products=products, transpose_a=work.transpose_a, transpose_b=work.transpose_b
         )
+    if isinstance(work, Experts):
+        return experts_step(launch.id, launch.lane, work)._replace(after=launch.after)
     if isinstance(work, (Bag, Pool)):
         return _pooled(step, work.bags if isinstance(work, Pool) else (work,))
     if isinstance(work, Sum):

@@ -1,0 +1,109 @@
+"""Rows times the weights of their experts by PyTorch: on CPUs, and by ficco's kernels on GPUs.
+
+Programs of a library use it (`serial`), and gradients of weights. Nothing waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ficco.engine.compute import experts
+from ficco.kernels import experts as kernels
+from ficco.operators.routing import Routed, parts_of
+from ficco.plan import Experts
+
+Tensor = torch.Tensor
+
+
+def rows_of(routing: Tensor, sizes: Routed, rank: int) -> kernels.Rows:
+    """Return what kernels need of a routing table of one dimension."""
+    first = sum(sizes.rows[:rank])
+    return kernels.Rows(
+        routing, sizes.experts, len(sizes.rows), sizes.topk, first, first + sizes.rows[rank],
+        sum(sizes.rows),
+    )  # fmt: skip
+
+
+def perform(
+    work: Experts,
+    rank: int,
+    routing: Tensor,
+    weight: Tensor | None,
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> None:
+    """Do the work of a rank; arguments as of `experts.perform`."""
+    if not routing.is_cuda:
+        experts.perform(work, rank, routing.numpy(), weight, sources, targets)
+        return
+    rows, sizes = rows_of(routing, work.sizes, rank), work.sizes
+    if work.mode == "sum":
+        _sum(work, rows, sources[0], targets[0])
+        return
+    assert weight is not None
+    w = weight.reshape(sizes.experts, -1, weight.shape[1])
+    if work.mode == "gather":  # the tokens of all ranks, one below the other
+        whole = sources[0].as_strided((rows.tokens, sources[0].shape[1]), sources[0].stride())
+        own = whole[rows.own_begin : rows.own_end]
+        kernels.grouped(rows, own if len(own) else whole, whole, w, targets[0], work.turned)
+        return
+    returned = targets[0].as_strided((sizes.slots, targets[0].shape[1]), targets[0].stride())
+    kernels.grouped_return(rows, sources[0], w, returned, turned=work.turned)
+
+
+def _sum(work: Experts, rows: kernels.Rows, source: Tensor, target: Tensor) -> None:
+    """Add up the rows that this rank's experts return, for the tokens of all ranks."""
+    if work.sources[0].of < 0:
+        kernels.slot_sums(rows, source, target)
+        return
+    sizes, listed = work.sizes, rows.routing[rows.list_at :].long()
+    spare = torch.full_like(listed, sizes.slots)
+    present = torch.zeros(sizes.slots + 1, dtype=torch.bool, device=source.device)
+    present.index_fill_(0, torch.where(listed < 0, spare, listed), True)
+    present = present[:-1].view(-1, sizes.topk)
+    each = source.view(-1, sizes.topk, source.shape[1])
+    total = torch.zeros(target.shape, dtype=torch.float32, device=source.device)
+    for slot in range(sizes.topk):
+        total += torch.where(present[:, slot : slot + 1], each[:, slot], 0)
+    own = rows.routing[rows.ids_at : rows.list_at].view(-1, sizes.topk)
+    wrong = (own >= sizes.experts * len(sizes.rows)).any(1, keepdim=True)
+    mine = total[rows.own_begin : rows.own_end]
+    mine.copy_(torch.where(wrong, torch.nan, mine))
+    target.copy_(total)
+
+
+def gradient(
+    tokens: Tensor,
+    rows: Tensor,
+    routing: Tensor,
+    sizes: Routed,
+    rank: int,
+    by_tokens: bool,
+    result: Tensor,
+) -> None:
+    """Store the gradient of the weights of a rank's experts, [e, k, n].
+
+    Args:
+        tokens: of all ranks; contiguous.
+        rows: in the order of the list; contiguous.
+        routing: the table, of one dimension.
+        sizes: of the table.
+        rank: of the table.
+        by_tokens: tokens^T rows; else rows^T tokens.
+        result: receives the gradient.
+    """
+    if not rows.is_cuda:
+        table = parts_of(np.asarray(routing), sizes, rank)
+        experts.gradient(tokens, rows, table, sizes.topk, by_tokens, result)
+        return
+    listed = rows_of(routing, sizes, rank)
+    tokens, rows = tokens.contiguous(), rows.contiguous()
+    own = tokens[listed.own_begin : listed.own_end]
+    own = own if len(own) else tokens
+    if by_tokens:
+        kernels.weight_gradient(listed, own, rows, result, a_gathered=tokens, a_indexed=True)
+    else:
+        kernels.weight_gradient(listed, rows, own, result, b_gathered=tokens, b_indexed=True)

@@ -1,0 +1,56 @@
+"""Tiles of the experts' products: rules of numbers that the host knows. No Triton."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_FEW_ROWS = 64  # of an expert on average: tiles of 64 rows
+
+
+class ExpertTile(NamedTuple):
+    """A tile of a product, and how it is computed.
+
+    Attributes:
+        rows, cols: of the result.
+        deep: of one step.
+        panel: tiles of rows that take the same columns one after another.
+        warps, stages: Triton's options.
+    """
+
+    rows: int
+    cols: int
+    deep: int
+    panel: int
+    warps: int
+    stages: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The kernel's constants."""
+        return {
+            "BLOCK_M": self.rows, "BLOCK_N": self.cols, "BLOCK_K": self.deep, "PANEL": self.panel,
+        }  # fmt: skip
+
+
+WIDE = ExpertTile(128, 256, 64, 16, 8, 3)
+FEW = ExpertTile(64, 256, 64, 16, 8, 3)
+BY_POINTERS = ExpertTile(128, 128, 32, 16, 8, 3)
+GRADIENT = ExpertTile(128, 256, 64, 16, 8, 3)
+
+
+def product_tile(per_expert: int, d: int, n: int, bulk: bool) -> ExpertTile:
+    """Return the tile of a product.
+
+    Args:
+        per_expert: rows of an expert on average.
+        d, n: depth and columns.
+        bulk: whether weights can be loaded in bulk.
+    """
+    if not bulk or d % WIDE.deep:
+        return BY_POINTERS
+    return FEW if per_expert <= _FEW_ROWS else WIDE
+
+
+def gradient_tile(bulk: bool) -> ExpertTile:
+    """Return the tile of a weight's gradient; `bulk`: whether the device has bulk loads."""
+    return GRADIENT if bulk else BY_POINTERS
