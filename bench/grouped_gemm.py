@@ -125,7 +125,7 @@ def measure(ways: dict[str, Callable[[], Any]], flops: float) -> dict[str, dict[
     for name, way in ways.items():
         way()
         torch.cuda.synchronize()
-        graphs[name] = captured(lambda way=way: [way() for _ in range(calls)])
+        graphs[name] = captured(lambda way=way: [way() for _ in range(calls)], beside=True)
         graphs[name].replay()
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):

@@ -46,7 +46,8 @@ class Node(NodeOperators):
             "mesh8", "switch4", "switch8" are emulated: copies move real bytes, and take the time
             that the profile gives. "cuda" runs on GPUs 0 to world-1 of this machine.
         schedule: a schedule or its name, for calls without one; "auto": the one predicted to be
-            fastest, from the machine's rates or a shipped profile of the devices.
+            fastest, from the machine's rates or a shipped profile of the devices. None:
+            "hetero_fused_1d", or for experts the first of their own schedules.
         compute: the GEMM library: "numpy" or "torch", on GPUs "cupy"; None: the first available.
         timeout_s: longest time of any wait within a call, in seconds, before TimeoutExceeded.
 
@@ -80,14 +81,14 @@ class Node(NodeOperators):
         world: int,
         *,
         machine: str | Machine = "host",
-        schedule: str | Schedule = "hetero_fused_1d",
+        schedule: str | Schedule | None = None,
         compute: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         set_up()
         world = whole_number(world, "world", 1, MAX_WORLD)
         timeout_s = positive_seconds(timeout_s, "timeout_s")
-        self._schedule = _named(schedule)
+        self._schedule = None if schedule is None else _named(schedule)
         self._checked: tuple[Plan, bool] | None = None  # the last plan of `run`: was it proved?
         profile = machine if isinstance(machine, Machine) else Machine.named(machine)
         self._library: Library = NUMPY
@@ -280,7 +281,7 @@ class Node(NodeOperators):
         posed = self._posed(name, arguments)
         if not isinstance(posed, Posed):
             self._runtime.check()
-            _named(self._schedule if schedule is None else schedule, grain, name)
+            _named(self._given(schedule, name), grain, name)
             return posed
         return self.run(posed.problem, posed.arrays, schedule=schedule, grain=grain)
 
@@ -385,10 +386,16 @@ class Node(NodeOperators):
                 readable[name] = row_contiguous(array, self._library)
         return readable
 
+    def _given(self, schedule: str | Schedule | None, op: str) -> str | Schedule:
+        """Return the schedule of a call: its own, the node's, or the usual one of the operator."""
+        if schedule is None:
+            schedule = self._schedule
+        return registry.get(op).usual_schedule if schedule is None else schedule
+
     def _resolved(
         self, problem: Problem, schedule: str | Schedule | None, grain: int | None
     ) -> Schedule:
-        chosen = _named(self._schedule if schedule is None else schedule, grain, problem.op)
+        chosen = _named(self._given(schedule, problem.op), grain, problem.op)
         if not isinstance(chosen, Schedule) and self._runtime.no_overlap:  # "auto"
             chosen = Schedule.named("serial")
         elif not isinstance(chosen, Schedule):

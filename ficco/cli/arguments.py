@@ -70,6 +70,9 @@ def add_command(
     return parser
 
 
+USUAL = "hetero_fused_1d, or for experts their first"  # the default of --schedule
+
+
 def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:
     """Add operator, sizes and machine to a command; add the schedule if it has a default."""
     problem = parser.add_argument_group("problem")
@@ -176,7 +179,8 @@ def request_from(
     lowered: dict[Schedule, Lowered] = {}
     refused: list[str] = []
     chosen: list[str] = []
-    for name, one_of_all in _named(args.schedule, problem, refused):
+    asked = problem.operator.usual_schedule if args.schedule == USUAL else args.schedule
+    for name, one_of_all in _named(asked, problem, refused):
         if name == "auto":
             schedule, chosen_text = _automatic(args, problem, machine, regime)
             lowered.setdefault(schedule, Lowered(problem, schedule))

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ficco.cli.arguments import add_command, add_problem, request_from
+from ficco.cli.arguments import USUAL, add_command, add_problem, request_from
 from ficco.cli.plan_file import check_alone, parsed, text_of
 from ficco.cli.progress_line import Working
 from ficco.cli.report.plan_text import fitted, plan_text, program_json, program_text
@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
              "ficco plan --json > plan.json; ficco plan --check plan.json"),
         ),
     )  # fmt: skip
-    add_problem(parser, "hetero_fused_1d")
+    add_problem(parser, USUAL)
     check = parser.add_argument_group("proof")
     check.add_argument(
         "--check", metavar="FILE", nargs="?", const=False,

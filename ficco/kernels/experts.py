@@ -290,8 +290,9 @@ class _Product:
             "W_TURNED": self._turned, "ON_GPU": self._arrays.on_gpu,
         }  # fmt: skip
         types = {"windows": "int64", "bases": "int32"}
+        programs = (self._arrays.processors or _INTERPRETED) * tile.programs
         return Launch(
-            EXPERTS_PRODUCT, arguments, (self._arrays.processors or _INTERPRETED,), tile.warps,
+            EXPERTS_PRODUCT, arguments, (programs,), tile.warps,
             tile.stages, odd=not self._aligned, arrays=self._arrays, dtypes=types,
         )  # fmt: skip
 

@@ -55,14 +55,15 @@ def indexed_rows(x, gathered, slot, topk, own_begin, own_end, x_stride, d):
 
 @triton.jit
 def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
-    rows, w, w_first, col, steps, d, n,
+    rows, inside, w, w_first, col, steps, d, n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     W_BULK: tl.constexpr, W_TURNED: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """Return the float32 product of some rows with BLOCK_N columns of an expert's weight.
 
-    rows: [BLOCK_M], pointers. w_first: the first row of the weight among those of all experts.
-    With W_BULK, BLOCK_K divides d.
+    rows: [BLOCK_M], pointers; inside: whether there is such a row, else it is 0. A load of one row
+        in place of those that there are not would be slow, as all programs would load it at once.
+    w_first: the first row of the weight among those of all experts. With W_BULK, BLOCK_K divides d.
     """
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     deep = tl.arange(0, BLOCK_K)
@@ -71,14 +72,14 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
     for step in tl.range(0, steps):
         at = step * BLOCK_K
         if W_BULK:
-            x_tile = tl.load(at_rows + at)
+            x_tile = tl.load(at_rows + at, mask=inside[:, None], other=0)
             if W_TURNED:
                 w_tile = w.load([w_first + col, at]).T
             else:
                 w_tile = w.load([w_first + at, col])
         else:
             is_deep = deep < d - at
-            x_tile = tl.load(at_rows + at, mask=is_deep[None, :], other=0)
+            x_tile = tl.load(at_rows + at, mask=inside[:, None] & is_deep[None, :], other=0)
             is_in_w = is_deep[:, None] & (cols < n)[None, :]
             if W_TURNED:
                 at_w = (w_first + cols).to(tl.int64)[None, :] * d + (at + deep)[:, None]
@@ -166,19 +167,18 @@ def experts_product(  # noqa: PLR0913
             steps = tl.cdiv(d, BLOCK_K)
             slot = tl.load(routing + list_at + row, mask=inside, other=0)
             if RETURN:
-                # Rows past the last one are copies of it: no row is multiplied into another.
-                near = tl.minimum(row, tl.minimum(last, capacity) - 1)
-                rows = x + near.to(tl.int64) * x_stride
+                there = inside & (row < capacity)
+                rows = x + row.to(tl.int64) * x_stride
                 steps = tl.where(tl.min(row, 0) < capacity, steps, 0)
             else:
-                near = tl.load(routing + list_at + tl.minimum(row, last - 1))
-                rows = indexed_rows(x, gathered, near, topk, own_begin, own_end, x_stride, d)
+                there = inside
+                rows = indexed_rows(x, gathered, slot, topk, own_begin, own_end, x_stride, d)
                 steps = tl.where(group < experts, steps, 0)
             w_first = group * n
             if not W_TURNED:
                 w_first = group * d
             total = _product(
-                rows, w, w_first, col, steps, d, n,
+                rows, there, w, w_first, col, steps, d, n,
                 BLOCK_M, BLOCK_N, BLOCK_K, W_BULK, W_TURNED, ON_GPU,
             )  # fmt: skip
             if RETURN:

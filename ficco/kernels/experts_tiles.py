@@ -15,6 +15,7 @@ class ExpertTile(NamedTuple):
         deep: of one step.
         panel: tiles of rows that take the same columns one after another.
         warps, stages: Triton's options.
+        programs: of a multiprocessor.
     """
 
     rows: int
@@ -23,6 +24,7 @@ class ExpertTile(NamedTuple):
     panel: int
     warps: int
     stages: int
+    programs: int = 1
 
     @property
     def constants(self) -> dict[str, int]:

@@ -394,6 +394,11 @@ class Operator:
     per_rank: tuple[str, ...] = ("xs", "ws")
     drawn: Callable[[Problem, Draw], list[dict[str, Array]]] | None = None
 
+    @property
+    def usual_schedule(self) -> str:
+        """The name of the schedule of nodes and commands for which none is named."""
+        return self.schedules[0] if self.flow.routes else "hetero_fused_1d"
+
     @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
         """The names of the arguments of a call, those without a default first."""

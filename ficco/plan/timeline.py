@@ -97,7 +97,7 @@ def alone_ms(timeline: Timeline | None) -> tuple[float, float]:
     busy: dict[int, float] = {}
     spans = () if timeline is None else timeline.spans
     for span in spans:
-        if span.kind in ("gemm", "bag"):
+        if span.kind in ("gemm", "bag", "experts"):
             busy[span.rank] = busy.get(span.rank, 0.0) + span.end_us - span.start_us
     pushes = [span for span in spans if span.kind in ("copy", "collective")]
     first = min((span.start_us for span in pushes), default=0.0)

@@ -76,11 +76,12 @@ _MARKS = {  # kind: mark; if several kinds share a column, the later one in this
     "copy": "=",
     "collective": "=",
     "bag": "#",
+    "experts": "#",
     "gemm": "#",
 }
 
 _LEGEND = (
-    "# GEMM or bag",
+    "# GEMM, bag or experts",
     "= copy between ranks or collective",
     "c local copy",
     "r rounding or sum",

@@ -38,6 +38,8 @@ class Facts(NamedTuple):
             to how many rows that may win.
         biased: whether an output has a bias.
         sending: whether one launch that sends rows, or products by rows, can run it.
+        tokens: with experts, the tokens of a rank; then m is the average number of its rows.
+        weight_bytes: with experts, the bytes of their weights on a rank.
     """
 
     op: str
@@ -56,6 +58,8 @@ class Facts(NamedTuple):
     storing: bool
     biased: bool = False
     sending: bool = False
+    tokens: int = 0
+    weight_bytes: int = 0
 
     @property
     def flow(self) -> registry.Flow:
@@ -77,6 +81,11 @@ def facts_of(problem: Problem) -> Facts:
     k, m, sent_rows = p.k, p.m, max(p.rows) * (world - 1)
     if flow.sums:
         k, width = _rounded(max(p.depths)), n
+    elif flow.routes:  # rows of experts on average; tokens travel, or the rows of all slots
+        width, m = (p.k if gathers else n), -(-p.routed.slots // world)
+        sent_rows = max(p.rows) * (world - 1)
+        if not gathers:
+            sent_rows = -(-max(p.rows) * p.topk * (world - 1) // world)
     elif flow.pools:
         n = width = n * max(len(tables) for tables in p.tables)
         k = POOLING
@@ -96,7 +105,8 @@ def facts_of(problem: Problem) -> Facts:
     return Facts(
         p.op, world, p.dtype, gathers, m, n, k, piece, flow.passes * sent, flops, item,
         axes == {"contraction"}, axes == {"rows"}, _storing(p),
-        any(output.bias for output in p.outputs), not flow.pools and sends_all(p),
+        any(output.bias for output in p.outputs), not (flow.pools or flow.routes) and sends_all(p),
+        max(p.rows) if flow.routes else 0, p.experts * k * n * item,
     )  # fmt: skip
 
 
@@ -110,6 +120,7 @@ def near(facts: Facts) -> Facts:
     rows = _rounded(facts.m)
     return facts._replace(
         m=rows,
+        tokens=facts.tokens * rows // facts.m,
         piece_bytes=facts.piece_bytes * rows // facts.m,
         sent_bytes=facts.sent_bytes * rows // facts.m,
         flops=2.0 * rows * facts.n * facts.k if facts.flops else 0.0,

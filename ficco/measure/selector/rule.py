@@ -23,6 +23,7 @@ from ficco.core.errors import bytes_text, counted, duration_text
 from ficco.core.machine import Link, Machine
 from ficco.lowering.cutting import chunk_bounds
 from ficco.lowering.scattering import finishes_between
+from ficco.measure.selector.expert_rule import expert_times_us
 from ficco.measure.selector.facts import Facts
 from ficco.measure.selector.one_launch import one_launch
 from ficco.measure.tile_rounds import with_rounds
@@ -109,6 +110,8 @@ def _work(facts: Facts, machine: Machine, rows: float) -> float:
 
 def times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
     """Return the time of a call on the devices, and on its host, in us."""
+    if facts.flow.routes:
+        return expert_times_us(facts, machine, schedule)
     costs, world, m = machine.costs, facts.world, facts.m
     schedule, edge, more = _uncut(facts, schedule)
     whole = _work(facts, machine, m)

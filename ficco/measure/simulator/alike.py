@@ -56,6 +56,7 @@ def are_alike(problem: Problem, schedule: Schedule, machine: Machine) -> bool:
         and p.rows[0] > 0
         and all(output.axis == "rows" for output in p.outputs)
         and not p.pairs
+        and not p.flow.routes  # their steps read all ranks' tokens
         and schedule.transport == "dma"
         and (paced or p.world <= machine.devices)
     )
@@ -352,7 +353,7 @@ class Turn(NamedTuple):
         if not rows:
             return [boxes]
         turned = []
-        for rank, buffer, row0, _, col0, col1, copy in boxes:
+        for rank, buffer, row0, _, col0, col1, copy, _ in boxes:
             top = (row0 + by) % self.heights[buffer]
             turned.append(Region(rank, buffer, top, top + rows, col0, col1, copy))
         passed = {self.heights[box.buffer] - box.row0 for box in turned}

@@ -10,7 +10,7 @@ from ficco.lowering.scattering import RECV
 from ficco.measure.tile_rounds import with_rounds
 from ficco.plan import Buffer, Region, Step, bags_of
 from ficco.plan.tables import GatherTable, OneKernelTable, PullTable, SendTable
-from ficco.program import Bag, Gated, Gemm, OneKernel, Pool, Reduce, Sum, Work
+from ficco.program import Bag, Experts, Gated, Gemm, OneKernel, Pool, Reduce, Sum, Work
 from ficco.program.passes.copies import joined_copies
 
 # m, n, k, bytes beyond a plain GEMM's. An accumulating GEMM reads c first, and half of that time
@@ -50,6 +50,8 @@ class Calls:
             return self._bags_ns([work])
         if isinstance(work, Pool):
             return self._bags_ns(work.bags)
+        if isinstance(work, Experts):
+            return self._experts_ns(work)
         if isinstance(work, Sum):
             bias = () if work.bias is None else (work.bias,)
             read = self._bytes(work.slots) * work.number + self._bytes(work.own, *bias)
@@ -161,6 +163,29 @@ class Calls:
         whole, last = with_rounds(self.machine, self.dtype, heights, widths, k, whole_us, last_us)
         return 1e3 * whole, 1e3 * last
 
+    # ---- experts
+
+    def _experts_ns(self, work: Experts) -> float:
+        """Return the time of a launch if the tokens of all ranks choose all experts equally often.
+
+        It reads all weights of the rank at least once. If rows return to peers, they take the link
+        meanwhile.
+        """
+        sizes, world = work.sizes, len(work.sizes.rows)
+        if work.weight is None:
+            return self._stream_ns(self._bytes(*work.sources, *work.targets))
+        tokens = sum(sizes.rows)
+        if work.mode == "gather":
+            tokens = sum([sizes.rows[target.of] for target in work.targets])
+        rows = max(-(-tokens * sizes.topk // world), 1)
+        n, k = work.targets[0].cols, work.sources[0].cols
+        made = 1e3 * self.machine.gemm_us(rows, n, k, self.dtype)
+        item = self._item[work.weight.buffer]
+        read = self._stream_ns(self._bytes(work.weight) + rows * (n + k) * item)
+        away = [target for target in work.targets if target.rank != work.routing.rank]
+        sent = sum([target.rows for target in away]) // world * n * item
+        return max(made, read, sent / self.machine.link.peak_gbps if away else 0.0)
+
     # ---- library calls
 
     def _bags_ns(self, bags: Sequence[Bag]) -> float:
@@ -197,6 +222,6 @@ class Calls:
 
     def _bytes(self, *regions: Region) -> int:
         size, item = 0, self._item
-        for _, buffer, row0, row1, col0, col1, _ in regions:
+        for _, buffer, row0, row1, col0, col1, *_ in regions:
             size += (row1 - row0) * (col1 - col0) * item[buffer]
         return size

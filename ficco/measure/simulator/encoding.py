@@ -328,7 +328,7 @@ class Encoder:
 
     def _copy(self, entry: Copy) -> float:
         source, target = entry.source, entry.target
-        from_rank, buffer, row0, row1, col0, col1, _ = source
+        from_rank, buffer, row0, row1, col0, col1, *_ = source
         size = (row1 - row0) * (col1 - col0) * self.item[buffer]
         if target.rank != self.rank:
             self.actions += (COPY, target.rank, self._transfer(source, target, size))

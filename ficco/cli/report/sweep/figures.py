@@ -271,6 +271,7 @@ class _Bar:
 _BARS = {
     "gemm": _Bar("#0072b2", "", 0.78, "GEMM or pooling"),
     "bag": _Bar("#0072b2", "", 0.78, "GEMM or pooling"),
+    "experts": _Bar("#0072b2", "", 0.78, "GEMM or pooling"),
     "copy": _Bar("#e69f00", "////", 0.78, "copy between ranks"),
     "collective": _Bar("#e69f00", "||||", 0.78, "collective"),
     "local_copy": _Bar("#f3d28a", "\\\\\\\\", 0.55, "local copy"),
