@@ -234,15 +234,13 @@ def expert_gradient(
     counts: Sequence[int],
     shape: Sequence[int],
     by_tokens: bool,
+    gathered: bool,
     group: Any,
 ) -> Tensor:
-    """Return the gradient of the weights of this rank's experts; see `EXPERT_GRADIENT`.
-
-    Tokens of one rank are gathered from all ranks before.
-    """
+    """Return the gradient of the weights of this rank's experts; see `EXPERT_GRADIENT`."""
     pg = process_group(group)
     rank = rank_in(pg)
-    if tokens.shape[0] != sum(counts) or len(counts) > 1 and tokens.shape[0] == counts[rank]:
+    if not gathered and len(counts) > 1:
         tokens = distributed.gathered(tokens, counts, pg)
     sizes = Routed(int(shape[0]), topk, tuple(counts))
     result = rows.new_empty(tuple(shape))
