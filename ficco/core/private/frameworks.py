@@ -74,6 +74,9 @@ EXPERT_FACTS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")
 MEGA_EXPERTS = "megamoe"
 """Part of the name of kernels of transformers' experts that exchange tokens themselves."""
 
+DATA_DIMS = ("fsdp", "efsdp")
+"""Names of dimensions of transformers' meshes over which FSDP splits parameters."""
+
 HOOKED = "_is_hooked"
 """Attribute of a module to which transformers has applied an entry of a plan."""
 
