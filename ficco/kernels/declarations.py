@@ -195,7 +195,7 @@ EXPERTS_PRODUCT = _kernel(
     "experts_product",
     "experts_product_kernel",
     "x:* gathered:* w:matrix y:* routing:*i32? windows:*i64? bases:*i32? list_at:i32? experts:i32? "
-    "topk:i32? wave:i32? capacity:i32? own_begin:i32? own_end:i32? offset:i64? world:i32? "
+    "topk:i32? wave:i32? capacity:i32? own_begin:i32? own_end:i32? copy:i32? rank:i32? world:i32? "
     "searches:i32? d:i32 n:i32 x_stride:i64 BLOCK_M:= BLOCK_N:= BLOCK_K:= PANEL:= RETURN:= "
     "W_BULK:= W_TURNED:= ON_GPU:=",
 )

@@ -34,82 +34,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ficco.core.errors import InputError
 from ficco.kernels import loading
-from ficco.kernels.arrays import (
-    Arrays,
-    Bulk,
-    address,
-    dtype_name,
-    has_bulk_loads,
-    library_of,
-    stride,
-)
+from ficco.kernels.arrays import address, dtype_name, has_bulk_loads, stride
 from ficco.kernels.declarations import (
     EXPERTS_COUNT,
     EXPERTS_GRADIENT,
     EXPERTS_PLACE,
-    EXPERTS_PRODUCT,
-    EXPERTS_SUM,
 )
-from ficco.kernels.experts_tiles import (
-    ExpertTile,
-    gradient_tile,
-    product_tile,
+from ficco.kernels.experts_launches import (
+    ALL_ROWS,
+    OTHER_ROWS,
+    OWN_ROWS,
+    Arguments,
+    Rows,
+    product,
+    sums,
 )
-from ficco.kernels.one_kernel import ALIGN, power
+from ficco.kernels.experts_tiles import ExpertTile, gradient_tile
+from ficco.kernels.one_kernel import ALIGN
 from ficco.kernels.variants import Launch
 
-ALL_ROWS, OWN_ROWS, OTHER_ROWS = range(3)  # waves
 MOST_EXPERTS = 1024  # of a rank
-HEADER = 4  # numbers of `routing` before the ends
 _FEW_SLOTS, _CHUNKS = 4096, (128, 1024)  # slots of a program, for few slots and for many
 _CHUNK_WARPS = 4
-_SUM_COLS, _SUM_WARPS = 1024, 4
-_INTERPRETED = 3  # programs of a persistent launch in Triton's interpreter
-
-
-class Rows(NamedTuple):
-    """The list of a rank's rows, and what of it the host knows.
-
-    Attributes:
-        routing: int32, see the module.
-        experts: of this rank.
-        world: number of ranks.
-        topk: slots of a token.
-        own_begin, own_end: the first of this rank's tokens, and the one past the last.
-        tokens: of all ranks.
-    """
-
-    routing: Any
-    experts: int
-    world: int
-    topk: int
-    own_begin: int
-    own_end: int
-    tokens: int
-
-    @property
-    def ids_at(self) -> int:
-        """The place of the own ids in `routing`."""
-        return HEADER + 2 * self.experts
-
-    @property
-    def list_at(self) -> int:
-        """The place of the list in `routing`."""
-        return self.ids_at + (self.own_end - self.own_begin) * self.topk
-
-    @property
-    def per_expert(self) -> int:
-        """The average number of rows of an expert, rounded up."""
-        return -(-self.tokens * self.topk // (self.experts * self.world))
-
-    @property
-    def arrays(self) -> Arrays:
-        """The array library of the device."""
-        return library_of(self.routing.device)
+_POINTERS = ("x", "gathered", "w", "y", "routing", "windows", "bases")
 
 
 def routing_size(experts: int, topk: int, own_tokens: int, tokens: int) -> int:
@@ -204,17 +155,19 @@ def grouped(
     if not y.shape[0]:
         return
     listed = x if gathered is None else gathered
-    product = _Product(rows, x, listed, w, y, None, None, turned, tile)
-    product.enqueue(wave, int(y.shape[0]), 0)
+    given = Arguments(x, listed, _flat(w), y, rows.routing)
+    _enqueue(rows, given, turned, wave, int(y.shape[0]), 0, 0, tile)
 
 
 def grouped_return(
     rows: Rows,
     h: Any,
     w: Any,
-    windows: Any,
-    bases: Any,
-    offset: int = 0,
+    own: Any,
+    windows: Any = None,
+    bases: Any = None,
+    rank: int = 0,
+    copy: int = 0,
     turned: bool = False,
     wave: int = ALL_ROWS,
     tile: ExpertTile | None = None,
@@ -226,75 +179,49 @@ def grouped_return(
         h: [capacity, f], unit stride along rows; row i is that of slot i of the list. The results
             of rows past the capacity are NaN.
         w: [experts, f, d], or [experts, d, f] if `turned`.
-        windows: int64 [world], the addresses of all ranks' windows, which are multiples of 16. Rank
-            s's window has d columns of h's dtype; slot j of its token t is row t x topk + j.
+        own: this rank's window, with d columns of h's dtype; slot j of its token t is row
+            t x topk + j.
+        windows: int64 [copies, world], the addresses of all ranks' windows, multiples of 16. None:
+            `own` has the rows of the slots of all ranks.
         bases: int32 [world + 1], the first token of each rank, and the number of tokens.
-        offset: bytes from these addresses to the windows' first rows, a multiple of 16.
+        rank, copy: this rank, and the copy of the windows.
         turned, wave, tile: as of `grouped`.
 
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
-    if rows.tokens:
-        _Product(rows, h, h, w, h, windows, bases, turned, tile).enqueue(
-            wave, int(h.shape[0]), offset
-        )
+    if not rows.tokens:
+        return
+    if windows is None:  # as if one rank had all tokens: the first begins at 0, a word of the table
+        rows, rank, windows, bases = rows._replace(world=1), 0, rows.routing, rows.routing[3:]
+    given = Arguments(h, h, _flat(w), own, rows.routing, windows, bases)
+    _enqueue(rows, given, turned, wave, int(h.shape[0]), rank, copy, tile)
 
 
-class _Product:
-    """A launch of `experts_product`, see the kernel; with windows it returns its rows."""
+def _flat(w: Any) -> Any:
+    return w.reshape(w.shape[0] * w.shape[1], w.shape[2])
 
-    def __init__(  # noqa: PLR0913 - the operands of the kernel
-        self, rows: Rows, x: Any, gathered: Any, w: Any, y: Any, windows: Any, bases: Any,
-        turned: bool, tile: ExpertTile | None,
-    ) -> None:  # fmt: skip
-        self._rows, self._turned, self._returns = rows, turned, windows is not None
-        self._arrays = rows.arrays
-        _, first, second = w.shape
-        self._d, self._n = (second, first) if turned else (first, second)
-        self._x_stride = stride(x, 0) if x.shape[0] > 1 else self._d
-        places = [address(each) for each in (x, gathered, w, y)]
-        sizes = [self._d, self._n, self._x_stride]
-        self._aligned = all(number % ALIGN == 0 for number in places + sizes)
-        bulk = self._aligned and has_bulk_loads(self._arrays)
-        self._tile = tile or product_tile(rows.per_expert, self._d, self._n, bulk)
-        self._bulk = bulk and self._d % self._tile.deep == 0
-        flat = w.reshape(w.shape[0] * first, second)
-        block = (self._tile.cols, self._tile.deep) if turned else (self._tile.deep, self._tile.cols)
-        self._pointers = {
-            "x": x, "gathered": gathered, "w": Bulk(flat, block) if self._bulk else flat, "y": y,
-            "routing": rows.routing,
-            "windows": rows.routing if windows is None else windows,
-            "bases": rows.routing if bases is None else bases,
-        }  # fmt: skip
 
-    def enqueue(self, wave: int, capacity: int, offset: int) -> None:
-        rows = self._rows
-        numbers = {
-            "list_at": rows.list_at, "experts": rows.experts, "topk": rows.topk, "wave": wave,
-            "capacity": capacity, "own_begin": rows.own_begin, "own_end": rows.own_end,
-            "offset": offset, "world": rows.world, "searches": (rows.world - 1).bit_length(),
-        }  # fmt: skip
-        key = (
-            "experts_product", dtype_name(self._pointers["x"]), rows.experts, self._d, self._n,
-            self._x_stride, self._aligned, self._bulk, self._turned, self._returns, self._tile,
-        )  # fmt: skip
-        pointers = list(self._pointers.values())
-        loading.repeated(key, partial(self.launch, numbers), pointers, numbers, self._arrays)()
-
-    def launch(self, numbers: dict[str, int]) -> Launch:
-        tile = self._tile
-        arguments = {
-            **self._pointers, **numbers, "d": self._d, "n": self._n, "x_stride": self._x_stride,
-            **tile.constants, "RETURN": self._returns, "W_BULK": self._bulk,
-            "W_TURNED": self._turned, "ON_GPU": self._arrays.on_gpu,
-        }  # fmt: skip
-        types = {"windows": "int64", "bases": "int32"}
-        programs = (self._arrays.processors or _INTERPRETED) * tile.programs
-        return Launch(
-            EXPERTS_PRODUCT, arguments, (programs,), tile.warps,
-            tile.stages, odd=not self._aligned, arrays=self._arrays, dtypes=types,
-        )  # fmt: skip
+def _enqueue(
+    rows: Rows, given: Arguments, turned: bool, wave: int, capacity: int, rank: int, copy: int,
+    tile: ExpertTile | None,
+) -> None:  # fmt: skip
+    """Enqueue a launch of `experts_product`, from one of the same shapes if there was one."""
+    arrays = rows.arrays
+    first = product(
+        rows, given, arrays, turned=turned, wave=wave, capacity=capacity, rank=rank, copy=copy,
+        tile=tile,
+    )  # fmt: skip
+    arguments = first.arguments
+    numbers = {
+        name: arguments[name]
+        for name in ("list_at", "experts", "topk", "wave", "capacity", "own_begin", "own_end",
+                     "copy", "rank", "world", "searches")
+    }  # fmt: skip
+    pointers = [arguments[name] for name in _POINTERS]
+    constants = [value for name, value in arguments.items() if name not in {*_POINTERS, *numbers}]
+    key = ("experts_product", dtype_name(given.y), *map(int, constants), first.odd, *first.grid)
+    loading.repeated(key, lambda: first, pointers, numbers, arrays)()
 
 
 # ---- sums
@@ -314,24 +241,13 @@ def slot_sums(rows: Rows, returned: Any, y: Any) -> None:
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
-    tokens, d = (int(size) for size in y.shape)
-    if not tokens or not d:
-        return
-    arrays = rows.arrays
     ids = rows.routing[rows.ids_at :]
-    numbers = {"tokens": tokens, "topk": rows.topk, "all_experts": rows.experts * rows.world}
-    aligned = d % ALIGN == 0 and all(address(each) % ALIGN == 0 for each in (returned, y))
-    cols = min(power(d), _SUM_COLS)
-    height = _SUM_COLS // cols
-    grid = (-(-tokens // height) * -(-d // cols),)
-    arguments = {
-        "rows": returned, "ids": ids, "y": y, **numbers, "d": d, "BLOCK_M": height, "BLOCK_N": cols,
-    }  # fmt: skip
-    launch = partial(
-        Launch, EXPERTS_SUM, arguments, grid, _SUM_WARPS, odd=not aligned, arrays=arrays
-    )
-    key = ("experts_sum", dtype_name(y), d, grid, aligned)
-    loading.repeated(key, launch, [returned, ids, y], numbers, arrays)()
+    first = sums(returned, ids, y, rows.topk, rows.experts * rows.world, rows.arrays)
+    if first is None:
+        return
+    numbers = {name: first.arguments[name] for name in ("tokens", "topk", "all_experts")}
+    key = ("experts_sum", dtype_name(y), first.arguments["d"], first.grid, first.odd)
+    loading.repeated(key, lambda: first, [returned, ids, y], numbers, rows.arrays)()
 
 
 # ---- gradients of weights

@@ -94,8 +94,8 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
-def _return_rows(slot, inside, windows, bases, offset, topk, searches, world, n, y):
-    """Return pointers to the rows of some slots in the windows of the tokens' owners."""
+def _return_rows(slot, inside, windows, bases, copy, rank, topk, searches, world, n, y):
+    """Return pointers to the rows of some slots in the windows of the tokens' owners; y is own."""
     token = slot // topk
     owner, past = tl.zeros_like(slot), tl.zeros_like(slot) + world
     for _ in tl.range(0, searches):  # for the last rank whose tokens begin at this one or before
@@ -103,7 +103,9 @@ def _return_rows(slot, inside, windows, bases, offset, topk, searches, world, n,
         is_before = tl.load(bases + middle, mask=inside, other=0) <= token
         owner = tl.where(is_before, middle, owner)
         past = tl.where(is_before, past, middle)
-    window = (tl.load(windows + owner, mask=inside, other=0) + offset).to(y.dtype)
+    is_peer = inside & (owner != rank)
+    peer = tl.load(windows + copy * world + owner, mask=is_peer, other=0)
+    window = tl.where(is_peer, peer, y.to(tl.int64)).to(y.dtype)
     row = slot - tl.load(bases + owner, mask=inside, other=0) * topk
     return tl.multiple_of(window, 16) + row.to(tl.int64) * n
 
@@ -120,7 +122,8 @@ def _store(product, rows, inside, col, n, y, BLOCK_N: tl.constexpr):
 def experts_product(  # noqa: PLR0913
     x, gathered, w, y, routing, windows, bases,
     list_at: tl.int32, experts: tl.int32, topk: tl.int32, wave: tl.int32, capacity: tl.int32,
-    own_begin: tl.int32, own_end: tl.int32, offset: tl.int64, world: tl.int32, searches: tl.int32,
+    own_begin: tl.int32, own_end: tl.int32, copy: tl.int32, rank: tl.int32, world: tl.int32,
+    searches: tl.int32,
     d: tl.int32, n: tl.int32, x_stride: tl.int64,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PANEL: tl.constexpr,
     RETURN: tl.constexpr, W_BULK: tl.constexpr, W_TURNED: tl.constexpr, ON_GPU: tl.constexpr,
@@ -134,16 +137,16 @@ def experts_product(  # noqa: PLR0913
     x: rows of this rank's tokens, or, with RETURN, [capacity, d] in the order of the list.
     gathered: [tokens, d], rows of all tokens; those of own tokens are not read.
     w: descriptor of a matrix or pointer: [experts x d, n], or [experts x n, d] if W_TURNED.
-    y: [capacity, n]; with RETURN any array of the dtype of the windows.
+    y: [capacity, n]; with RETURN this rank's own window.
     routing: int32; list_at: the place of the list in it.
-    windows, bases: int64 [world], addresses of the windows; int32 [world + 1], the first token of
-        each rank. They are read only with RETURN.
+    windows, bases: int64 [copies x world], addresses of the windows, of which that of this rank is
+        not read; int32 [world + 1], the first token of each rank. They are read only with RETURN.
     topk: slots of a token.
     wave: 0, all rows; 1, rows of own tokens; 2, those of others. In waves 0 and 2, rows of y that
         no expert has become 0.
     capacity: rows of y that are stored, or of x that are read. With RETURN, rows past it are NaN.
     own_begin, own_end: this rank's tokens.
-    offset: bytes from a window's address to its first row.
+    copy, rank: the copy of the windows, and this rank.
     searches: 2^searches is world or more.
     d, n: depth and columns. x_stride: elements from row to row of x.
     """
@@ -152,6 +155,7 @@ def experts_product(  # noqa: PLR0913
     groups = experts
     if not RETURN:
         groups += 1
+    groups = tl.where(wave > _OTHERS, 0, groups)  # a launch that does nothing
     tile = program  # counted from the first tile of the group
     for group in tl.range(0, groups):
         first, last = _rows_of(routing, group, experts, wave, capacity, RETURN)
@@ -184,7 +188,7 @@ def experts_product(  # noqa: PLR0913
             if RETURN:
                 total = tl.where((row < capacity)[:, None], total, float("nan"))
                 at = _return_rows(
-                    slot, inside, windows, bases, offset, topk, searches, world, n, y
+                    slot, inside, windows, bases, copy, rank, topk, searches, world, n, y
                 )  # fmt: skip
             else:
                 at = y + row.to(tl.int64) * n

@@ -10,6 +10,7 @@ from typing import Any
 
 from ficco.core.errors import EngineError, InputError
 from ficco.kernels import (
+    experts_launches,
     gated,
     gated_amd,
     loading,
@@ -27,13 +28,14 @@ from ficco.kernels.native_launch import LaunchSpec, described
 from ficco.kernels.records import LaunchOf, Operands, Record, Setting, places_of
 from ficco.kernels.variants import Launch
 from ficco.plan.tables import GatherTable, OneKernelTable, PoolTable, PullTable, SendTable
-from ficco.program import Gated, OneKernel, Pool, Sum, Work
+from ficco.program import Experts, Gated, OneKernel, Pool, Sum, Work
 
 # By the type of a work, or of the table of a whole call.
 RECORDS: dict[type, Record] = {
     Gated: gated.RECORD,
     Sum: summing.RECORD,
     Pool: pooled_tables.RECORD,
+    Experts: experts_launches.RECORD,
     OneKernelTable: one_kernel_all_reduce.RECORD,
     GatherTable: one_kernel_gather.RECORD,
     PullTable: pulling.RECORD,

@@ -18,15 +18,6 @@ from ficco.plan import Experts
 Tensor = torch.Tensor
 
 
-def rows_of(routing: Tensor, sizes: Routed, rank: int) -> kernels.Rows:
-    """Return what kernels need of a routing table of one dimension."""
-    first = sum(sizes.rows[:rank])
-    return kernels.Rows(
-        routing, sizes.experts, len(sizes.rows), sizes.topk, first, first + sizes.rows[rank],
-        sum(sizes.rows),
-    )  # fmt: skip
-
-
 def perform(
     work: Experts,
     rank: int,
@@ -39,7 +30,7 @@ def perform(
     if not routing.is_cuda:
         experts.perform(work, rank, routing.numpy(), weight, sources, targets)
         return
-    rows, sizes = rows_of(routing, work.sizes, rank), work.sizes
+    rows, sizes = kernels.Rows.of(work.sizes, rank, routing), work.sizes
     if work.mode == "sum":
         _sum(work, rows, sources[0], targets[0])
         return
@@ -99,7 +90,7 @@ def gradient(
         table = parts_of(np.asarray(routing), sizes, rank)
         experts.gradient(tokens, rows, table, sizes.topk, by_tokens, result)
         return
-    listed = rows_of(routing, sizes, rank)
+    listed = kernels.Rows.of(sizes, rank, routing)
     tokens, rows = tokens.contiguous(), rows.contiguous()
     own = tokens[listed.own_begin : listed.own_end]
     own = own if len(own) else tokens
