@@ -1,7 +1,8 @@
 """A rank that overlaps models of other libraries.
 
 python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`,
-`experts`, `peft`, `megatron`, `deepspeed`, or `torchtitan` and a name of setups in `torchtitan_llama.py`.
+`experts`, `peft`, `megatron`, `deepspeed`, or `torchtitan` and a name of setups in
+`torchtitan_llama.py`.
 """
 
 from __future__ import annotations
