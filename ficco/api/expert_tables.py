@@ -18,8 +18,8 @@ from ficco.api import expert_status, groups
 from ficco.api.arguments import process_group
 from ficco.api.expert_status import OVERFLOW, WRONG_ID
 from ficco.core.errors import InputError
-from ficco.engine.compute import torch_experts
 from ficco.kernels import experts as kernels
+from ficco.kernels.experts_launches import Rows
 from ficco.operators.routing import Routed
 from ficco.operators.routing import table as routing_table
 from ficco.runtime import distributed
@@ -53,10 +53,13 @@ def route_experts(
     pg = process_group(group)
     rank, world = rank_in(pg), dist.get_world_size(pg)
     sizes = Routed(experts // world, ids.shape[1], tuple(rows))
-    expert_status.check(pg, None if ids.is_cuda else ids.device)
+    if not ids.is_cuda:
+        expert_status.check(pg, ids.device)
     _meet(pg, ids, (sizes.topk, experts, int(gates is not None), *sizes.rows))
     limit = _UNLIMITED if capacity is None else capacity
     whole = _exchanged(ids, gates, limit, sizes, pg)
+    if ids.is_cuda:  # behind the collective, in which peers that have seen no fault would wait
+        expert_status.check(pg, ids.device)
     end = 1 + _padded_slots(sizes)
     table = _table(_joined(whole[:, 1:end], sizes).contiguous(), sizes, rank)
     if capacity is not None:
@@ -78,16 +81,9 @@ def return_gates(dgates: Tensor, topk: int, group: Any, rows: Sequence[int]) -> 
     own = (rows[rank], topk)
     if len(rows) == 1:
         return dgates.reshape(own).clone()
-    if not dgates.is_cuda:
-        whole = dgates.contiguous().clone()
-        dist.all_reduce(whole, group=pg)
-        return whole[sizes.first_slot(rank) : sizes.first_slot(rank + 1)].reshape(own).clone()
-    length = _padded_slots(sizes)
-    pieces = torch.split(dgates, [count * topk for count in rows])
-    padded = torch.cat([_padded(piece, length, 0.0) for piece in pieces])
-    mine = padded.new_empty(length)
-    distributed.reduce_scatter(mine, padded, group=pg)
-    return mine[: rows[rank] * topk].reshape(own).clone()
+    whole = dgates.contiguous().clone()
+    dist.all_reduce(whole, group=pg)
+    return whole[sizes.first_slot(rank) : sizes.first_slot(rank + 1)].reshape(own).clone()
 
 
 def _meet(pg: Any, ids: Tensor, numbers: tuple[int, ...]) -> None:
@@ -170,7 +166,7 @@ def _table(ids: Tensor, sizes: Routed, rank: int) -> Tensor:
         return made
     table = torch.empty(sizes.length(rank), dtype=torch.int32, device=ids.device)
     length = kernels.workspace_size(sizes.slots, sizes.experts, len(sizes.rows))
-    rows = torch_experts.rows_of(table, sizes, rank)
+    rows = Rows.of(sizes, rank, table)
     kernels.route(ids.view(-1, sizes.topk), table.new_empty(length), rows, rank)
     return table
 
