@@ -28,7 +28,7 @@ from ficco.runtime.members import rank_in
 Tensor = torch.Tensor
 Activation = Callable[[Tensor], Tensor]
 
-WORST_BYTES = 256 << 20  # of h and its input together, up to which nothing is counted
+WORST_BYTES = 256 << 20  # of the larger of the two results per row, up to which nothing is counted
 _F: Any = torch.nn.functional
 _compiling = torch.compiler.is_dynamo_compiling
 

@@ -21,7 +21,7 @@ from ficco.api.layers.finding import class_name, closure_of, local_of, refuse_tr
 from ficco.api.layers.layer import Left
 from ficco.api.moe import moe
 from ficco.core.errors import naming
-from ficco.core.private.frameworks import DISPATCH, EXPERT_FACTS, MEGA_EXPERTS
+from ficco.core.private.frameworks import DISPATCH, EXPERT_FACTS, exchanges_tokens, gate_of
 from ficco.core.private.torch_layers import local_part
 from ficco.engine.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.operators.problem import chunk_sizes
@@ -98,7 +98,7 @@ def _unfit(module: Module, implementation: Any, mesh: DeviceMesh) -> str:
     if None in facts:
         return f"{class_name(module)} does not say how its experts compute"
     has_gate, has_bias, has_norm, _ = facts
-    if MEGA_EXPERTS in str(getattr(getattr(module, "config", None), "_experts_implementation", "")):
+    if exchanges_tokens(module):
         return "its kernel exchanges the tokens itself"
     if has_bias:
         return "its experts have biases"
@@ -124,9 +124,9 @@ def _act(module: Any) -> str | Callable[[Tensor], Tensor]:
     """Return the activation of experts, by its name if it has one."""
     if not module.has_gate:
         return module.act_fn  # type: ignore[no-any-return]
-    gate: Callable[[Tensor], Tensor] = module._apply_gate
+    gate, usual = gate_of(module)
     silu = isinstance(module.act_fn, torch.nn.SiLU) or "SiLU" in type(module.act_fn).__name__
-    return "swiglu" if silu and gate.__name__ == "_default_apply_gate" else gate
+    return "swiglu" if silu and usual else gate
 
 
 def _run(
