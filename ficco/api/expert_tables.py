@@ -61,13 +61,13 @@ def route_experts(
     if ids.is_cuda:  # behind the collective, in which peers that have seen no fault would wait
         expert_status.check(pg, ids.device)
     end = 1 + _padded_slots(sizes)
-    table = _table(_joined(whole[:, 1:end], sizes).contiguous(), sizes, rank)
+    table = _table(_joined(whole[:, 1:end], sizes), sizes, rank)
     if capacity is not None:
         found = _fault(whole[:, 1:end], whole[:, 0], sizes)
         expert_status.status_of(pg, ids.device).note(found)
     if gates is None:
         return [table]
-    return [table, _joined(whole[:, end:], sizes).contiguous().view(torch.float32)]
+    return [table, _joined(whole[:, end:], sizes).view(torch.float32)]
 
 
 def return_gates(dgates: Tensor, topk: int, group: Any, rows: Sequence[int]) -> Tensor:
@@ -152,9 +152,12 @@ def _padded(values: Tensor, length: int, value: float) -> Tensor:
 
 
 def _joined(by_rank: Tensor, sizes: Routed) -> Tensor:
-    """Return the slots of all ranks without padding, [M*k]."""
+    """Return a copy of the slots of all ranks without padding, [M*k].
+
+    Memory of its own is aligned, as kernels and compiled code expect.
+    """
     if len(set(sizes.rows)) == 1:
-        return by_rank.reshape(-1)
+        return by_rank.clone(memory_format=torch.contiguous_format).view(-1)
     pieces = zip(by_rank, sizes.rows, strict=True)
     return torch.cat([piece[: count * sizes.topk] for piece, count in pieces])
 

@@ -137,6 +137,7 @@ def routed(rank: int, world: int) -> None:
             assert routing.slots.tolist() == slots + unused, routing
             assert routing.ends.tolist() == ends and routing.count() == len(slots)
             assert torch.equal(routing.own_ids.long(), own.ids)
+            assert routing.gates is not None and not routing.gates.storage_offset()  # aligned
             assert routing.table[2] == max(rows_of(layer.ids, E, world))
             assert torch.equal(routing.row_gates(len(slots)), layer.gates.flatten()[slots])
             assert not routing.row_gates(len(slots) + 40)[len(slots) :].any()
