@@ -28,8 +28,10 @@ from ficco.engine.prepared import Between, CallSlots, Leader, PreparedCall
 from ficco.engine.window_layout import COPIES, Window
 from ficco.plan import Region, has_mailbox, window_places
 from ficco.plan.timeline import Span
-from ficco.program import Copy, Gated, Gemm, OneKernel, Program, operands_of
+from ficco.program import Copy, Experts, Gated, Gemm, OneKernel, Program, operands_of
 from ficco.program.encoding import Segment, encode
+
+_OWN = (Experts, Gated, OneKernel)  # works that no library does
 
 
 class BoundProgram(bound_program.BoundProgram):
@@ -53,7 +55,7 @@ class BoundProgram(bound_program.BoundProgram):
         self._calls = {
             entry.row: call_of(entry.launch.work, self._buffers)
             for entry in (*self._leading, *self._segments)
-            if not isinstance(entry.launch.work, (Gated, OneKernel))
+            if not (isinstance(entry.launch.work, _OWN) and entry.launch.by == "native")
         }
         counts = (encoded.segment_count, encoded.row_count, len(encoded.slots))
         if program.target.wait == "kernel":  # kernels that wait poll the stop word

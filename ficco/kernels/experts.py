@@ -38,7 +38,7 @@ from typing import Any
 
 from ficco.core.errors import InputError
 from ficco.kernels import loading
-from ficco.kernels.arrays import address, dtype_name, has_bulk_loads, stride
+from ficco.kernels.arrays import address, dtype_name, has_bulk_loads, item_bytes, stride
 from ficco.kernels.declarations import (
     EXPERTS_COUNT,
     EXPERTS_GRADIENT,
@@ -305,7 +305,7 @@ def weight_gradient(  # noqa: PLR0913 - operands that are by index have two part
     }  # fmt: skip
     places = [address(each) for each in (*pointers.values(),)[:5]]
     aligned = all(number % ALIGN == 0 for number in [*places, *sizes.values()])
-    tile = tile or gradient_tile(has_bulk_loads(arrays))
+    tile = tile or gradient_tile(has_bulk_loads(arrays) and item_bytes(a) == 2)
     down, across = -(-dw.shape[1] // tile.rows), -(-dw.shape[2] // tile.cols)
     arguments = {
         **pointers, **numbers, **sizes, **tile.constants, "A_INDEXED": a_indexed,

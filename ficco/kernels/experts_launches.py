@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ficco.core.errors import EngineError
-from ficco.kernels.arrays import Arrays, Bulk, address, call_stride, has_bulk_loads, library_of
+from ficco.kernels.arrays import Arrays, Bulk, address, call_stride, has_bulk_loads, item_bytes, library_of
 from ficco.kernels.declarations import EXPERTS_PRODUCT, EXPERTS_SUM
 from ficco.kernels.experts_tiles import ExpertTile, product_tile
 from ficco.kernels.one_kernel import ALIGN, power
@@ -23,6 +23,7 @@ from ficco.plan import Experts, Region, window_places
 ALL_ROWS, OWN_ROWS, OTHER_ROWS, NO_ROWS = range(4)  # waves
 _INTERPRETED = 3  # programs of a persistent launch in Triton's interpreter
 _SUM_COLS, _SUM_WARPS = 1024, 4
+_HALF = 2  # bytes of an element; tiles of wider ones are smaller, and loaded by pointers
 
 
 class Rows(NamedTuple):
@@ -123,7 +124,7 @@ def product(
     x_stride = call_stride(x)
     places = [address(each) for each in (x, gathered, w, y)]
     aligned = all(number % ALIGN == 0 for number in (*places, d, n, x_stride))
-    bulk = aligned and has_bulk_loads(arrays)
+    bulk = aligned and has_bulk_loads(arrays) and item_bytes(w) == _HALF
     tile = tile or product_tile(rows.per_expert, d, n, bulk)
     bulk = bulk and d % tile.deep == 0
     block = (tile.cols, tile.deep) if turned else (tile.deep, tile.cols)

@@ -125,6 +125,13 @@ def problems(world: int, dtype: str, rng: random.Random) -> Iterator[Problem]:
         "embedding_all_to_all", world, even, 1, (Output((n,) * world),), dtype,
         tables=tables, lookups=lookups,
     )  # fmt: skip
+    experts, topk = rng.randrange(1, 5), rng.randrange(1, 4)
+    most = {"experts": experts, "topk": topk, "capacities": (m * topk,) * world}
+    for op, rows in (("dispatch_matmul", uneven(m)), ("matmul_combine", even)):
+        for output in (Output((n,) * world), Output((n,) * world, operand_transposed=True)):
+            yield Problem(op, world, rows, k, (output,), dtype, **most)
+    kept = (Output((n,) * world), Output((k,) * world, "", "gathered"))
+    yield Problem("dispatch_matmul", world, uneven(m), k, kept, dtype, **most)
     few = (several[1], Output((n,) * world, "w0"), *(Output((7,) * world, "w1", bias=True),) * 2)
     yield Problem("all_gather_matmul", world, uneven(11), k, few, dtype)
     for op, rows in (("matmul_reduce_scatter", uneven(m)), ("matmul_all_reduce", even)):

@@ -68,6 +68,8 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
     k, n = draw(st.integers(1, 7)), draw(st.integers(1, 5))
     dtype = draw(st.sampled_from(tuple(DTYPES)))
     turned = draw(st.booleans())
+    if registry.get(op).flow.routes:
+        return draw(expert_problems(op, world, k, n, dtype))
     if op in ("matmul_reduce_scatter", "matmul_all_reduce"):
         if op == "matmul_all_reduce":  # where slices of columns are 16 wide or wider
             n = draw(st.sampled_from((n, n, n, 35)))
@@ -99,6 +101,21 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
 
 
 @st.composite
+def expert_problems(
+    draw: st.DrawFn, op: str, world: int, k: int, n: int, dtype: str
+) -> Problem:
+    outputs = [Output((n,) * world, operand_transposed=draw(st.booleans()))]
+    if registry.get(op).flow.gathers and draw(st.booleans()):
+        outputs.append(Output((k,) * world, "", "gathered"))
+    numbers = st.integers(1, 3)
+    capacities = tuple(draw(st.integers(1, 9)) for _ in range(world))
+    return Problem(
+        op, world, sizes(draw, world, 5), k, tuple(outputs), dtype, experts=draw(numbers),
+        topk=draw(numbers), capacities=capacities,
+    )  # fmt: skip
+
+
+@st.composite
 def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
     k = draw(st.sampled_from((*range(1, 10), 35)))  # slices of columns are 16 wide or wider
     rows = sizes(draw, world, 6)
@@ -127,6 +144,8 @@ def gathering_problems(draw: st.DrawFn, world: int) -> Problem:
 def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedule:
     """Any legal point of the design space, named or not; gated ones alone, where there are any."""
     machine = draw(st.sampled_from((MESH, SWITCH)))
+    if problem.flow.routes:
+        return draw(expert_schedules(problem)).resolve(problem.world, machine)
     direct = ONE_KERNEL.get(problem.op, ())
     if max(map(len, problem.pairs), default=1) > 1:
         direct = ()  # it multiplies one pair
@@ -174,6 +193,20 @@ def schedules(draw: st.DrawFn, problem: Problem, gated: bool = False) -> Schedul
     if sums_go_round and schedule.start == "local_first" and draw(st.booleans()):
         schedule = replace(schedule, sums="along")
     return schedule
+
+
+@st.composite
+def expert_schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
+    """Schedules of operators with experts; those that return rows have no axes to vary."""
+    named = Schedule.named(draw(st.sampled_from(Schedule.names(problem.op))))
+    if not problem.flow.gathers:
+        return named
+    return replace(
+        named, grain=draw(st.integers(1, 5)), route=draw(st.sampled_from(("all_peers", "rotation"))),
+        order=draw(st.sampled_from(("by_step", "by_peer"))),
+        start=draw(st.sampled_from(("together", "local_first"))),
+        taper=draw(st.sampled_from(("none", "head", "tail", "both"))),
+    )  # fmt: skip
 
 
 @st.composite
