@@ -103,7 +103,7 @@ def _keep_dispatched(tensors: Any, rest: Any, needs: Sequence[bool], ys: Any) ->
 def _dispatch_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     """dx: the rows of dy times w^T return to their tokens. dw: for each expert x^T dy."""
     x, routing, w = kept.tensors
-    topk, rows, _, _, *rest = kept.rest
+    topk, rows, _, gathered, *rest = kept.rest
     dy, dx, dw = call.matrix(dys[0]), None, None
     if dy is None:
         return [None, None, None]
@@ -112,7 +112,8 @@ def _dispatch_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
             "matmul_combine", (dy, routing, w.transpose(1, 2), topk, rows, *rest)
         )
     if kept.needs[2]:
-        dw = call.expert_gradient(x, dy, routing, topk, rows, rest[0], kept.shapes[2], True)
+        facts = rest[0], kept.shapes[2], True, gathered
+        dw = call.expert_gradient(x, dy, routing, topk, rows, *facts)
     return [dx, None, dw]
 
 
@@ -151,17 +152,16 @@ def _combine_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         return [None, None, None]
     capacity = kept.shapes[0][0]
     if not kept.needs[0]:  # only dw: nothing is multiplied with w
-        dw = call.expert_gradient(dy, x, routing, topk, rows, rest[0], kept.shapes[2], False)
-        return [None, None, dw]
+        facts = rest[0], kept.shapes[2], False, False
+        return [None, None, call.expert_gradient(dy, x, routing, topk, rows, *facts)]
     gathered = bool(kept.needs[2])
     dx, *arrived = call.mirror(
         "dispatch_matmul",
         (dy, routing, w.transpose(1, 2), topk, rows, capacity, gathered, *rest),
     )
     if gathered:
-        dw = call.expert_gradient(
-            arrived[0], x, routing, topk, rows, rest[0], kept.shapes[2], False
-        )
+        facts = rest[0], kept.shapes[2], False, True
+        dw = call.expert_gradient(arrived[0], x, routing, topk, rows, *facts)
     return [dx, None, dw]
 
 
@@ -206,7 +206,7 @@ def _gradient_shape(ranks: Ranks, *arguments: Any) -> Array:
 EXPERT_GRADIENT = Function(
     name="expert_gradient",
     schema="(Tensor tokens, Tensor rows, Tensor routing, int topk, SymInt[] counts, SymInt[] shape,"
-    " bool by_tokens, str group) -> Tensor",
+    " bool by_tokens, bool gathered, str group) -> Tensor",
     shapes=_gradient_shape,
     flat=split(3),
     nested=join_flat,
@@ -214,5 +214,6 @@ EXPERT_GRADIENT = Function(
 )
 """Returns for each expert the product, along its rows, of tokens and rows in order of the list.
 
-by_tokens: tokens^T rows, [e, k, n]; else rows^T tokens. Only gradients call it.
+by_tokens: tokens^T rows, [e, k, n]; else rows^T tokens. gathered: whether tokens are those of all
+ranks; else they are gathered. Only gradients call it.
 """
