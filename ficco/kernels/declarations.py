@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 __all__ = [
     "ALL_REDUCE", "EXPERTS_COUNT", "EXPERTS_GRADIENT", "EXPERTS_PLACE", "EXPERTS_PRODUCT",
-    "EXPERTS_SUM", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS",
+    "EXPERTS_SCAN", "EXPERTS_SUM", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS",
     "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING", "SUM", "SUMMING", "UPDATE_ROWS",
     "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
 ]  # fmt: skip
@@ -182,14 +182,19 @@ UPDATE_SPLIT_ROWS = _kernel(
     "COLS:=",
 )
 
-_ROUTE = "experts:i32? world:i32? rank:i32? own_begin:i32? own_end:i32? CHUNK:="
+_ROUTE = (
+    "total:i32? chunks:i32? experts:i32? world:i32? rank:i32? own_begin:i32? own_end:i32? CHUNK:="
+)
 EXPERTS_COUNT = _kernel(
-    "experts_count", "experts_route_kernel", f"ids:*i32? counts:*i32? total:i32? {_ROUTE}"
+    "experts_count", "experts_route_kernel", f"ids:*i32? counts:*i32? numbers:*i32? {_ROUTE}"
+)
+EXPERTS_SCAN = _kernel(
+    "experts_scan", "experts_route_kernel", "counts:*i32? sums:*i32? chunks:i32? lines:i32?"
 )
 EXPERTS_PLACE = _kernel(
     "experts_place",
     "experts_route_kernel",
-    f"ids:*i32? counts:*i32? shifts:*i32? routing:*i32? total:i32? chunks:i32? {_ROUTE}",
+    f"ids:*i32? counts:*i32? numbers:*i32? sums:*i32? routing:*i32? {_ROUTE} PLACED:=",
 )
 EXPERTS_PRODUCT = _kernel(
     "experts_product",
@@ -217,6 +222,6 @@ KERNELS = {
     for kernel in (
         GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, SENDING, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
-        EXPERTS_COUNT, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM, EXPERTS_GRADIENT,
+        EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM, EXPERTS_GRADIENT,
     )
 }  # fmt: skip

@@ -9,11 +9,12 @@
 
 All arrays are contiguous PyTorch tensors on one device, unless said otherwise. Every function
 enqueues kernels on the current stream and waits for nothing, so a CUDA graph can capture it once
-its kernels are loaded. On CPUs the kernels run in Triton's interpreter. Equal inputs give equal bits.
+its kernels are loaded. On CPUs the kernels run in Triton's interpreter. Equal inputs give equal
+bits.
 
-There are `world` ranks with `experts` experts each. M tokens of all ranks are numbered rank by rank;
-each has `topk` slots. Slot j of token t has the number t x topk + j. An id below 0 is no expert; an
-id past the last expert is an error, and its slot is in no list.
+There are `world` ranks with `experts` experts each. M tokens of all ranks are numbered rank by
+rank; each has `topk` slots. Slot j of token t has the number t x topk + j. An id below 0 is no
+expert; an id past the last expert is an error, and its slot is in no list.
 
 `routing`, int32 [routing_size(...)], of a rank with T tokens:
 
@@ -32,7 +33,7 @@ Operands are bfloat16 or float16, of one dtype. Products and sums are float32, r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,7 +53,9 @@ from ficco.kernels.declarations import (
     EXPERTS_GRADIENT,
     EXPERTS_PLACE,
     EXPERTS_PRODUCT,
+    EXPERTS_SCAN,
     EXPERTS_SUM,
+    Kernel,
 )
 from ficco.kernels.experts_tiles import (
     ExpertTile,
@@ -65,8 +68,7 @@ from ficco.kernels.variants import Launch
 ALL_ROWS, OWN_ROWS, OTHER_ROWS = range(3)  # waves
 MOST_EXPERTS = 1024  # of a rank
 HEADER = 4  # numbers of `routing` before the ends
-_FEW_SLOTS, _CHUNKS = 4096, (128, 1024)  # slots of a program, for few slots and for many
-_CHUNK_WARPS = 4
+_CHUNK, _PLACED, _ROUTE_WARPS = 128, 512, 4  # slots of a program that counts, and that places
 _SUM_COLS, _SUM_WARPS = 1024, 4
 _INTERPRETED = 3  # programs of a persistent launch in Triton's interpreter
 
@@ -120,21 +122,18 @@ def routing_size(experts: int, topk: int, own_tokens: int, tokens: int) -> int:
 # ---- the list
 
 
-def _chunk(slots: int) -> int:
-    return _CHUNKS[slots > _FEW_SLOTS]
+def workspace_size(slots: int, experts: int, world: int) -> int:
+    """Return the length of the int32 workspace of `route` for so many slots of all ranks."""
+    lines = 2 * experts + world + 1
+    return slots + lines * (_chunks(slots) + 1)
 
 
 def _chunks(slots: int) -> int:
-    return max(-(-slots // _chunk(slots)), 1)
-
-
-def workspace_size(slots: int, experts: int, world: int) -> int:
-    """Return the length of the int32 workspace of `route` for so many slots of all ranks."""
-    return _chunks(slots) * (4 * experts + world + 1)
+    return max(-(-slots // _CHUNK), 1)
 
 
 def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
-    """List the rows of this rank's experts.
+    """List the rows of this rank's experts, by three launches.
 
     Args:
         ids: int32 [tokens, topk] of all ranks.
@@ -148,27 +147,33 @@ def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
     """
     if rows.experts > MOST_EXPERTS:
         raise InputError(f"{rows.experts} experts on a rank; the kernels take {MOST_EXPERTS}")
-    slots, arrays = rows.tokens * rows.topk, rows.arrays
-    chunks, chunk = _chunks(slots), _chunk(slots)
-    numbers = {
-        "total": slots, "experts": rows.experts, "world": rows.world, "rank": rank,
-        "own_begin": rows.own_begin * rows.topk, "own_end": rows.own_end * rows.topk,
-    }  # fmt: skip
-    shifts = workspace[chunks * (2 * rows.experts + rows.world + 1) :]
-    counted = {"ids": ids, "counts": workspace}
-    placed = counted | {"shifts": shifts, "routing": rows.routing}
-    key = ("experts_route", chunks, chunk)
-    for kernel, pointers, more in (
-        (EXPERTS_COUNT, counted, {}),
-        (EXPERTS_PLACE, placed, {"chunks": chunks}),
-    ):
-        arguments = {**pointers, **numbers, **more, "CHUNK": chunk}
+    for kernel, grid, pointers, numbers, constants in _route_launches(ids, workspace, rows, rank):
+        arguments = pointers | numbers | constants
         launch = partial(
-            Launch, kernel, arguments, (chunks,), _CHUNK_WARPS, odd=True, arrays=arrays
+            Launch, kernel, arguments, (grid,), _ROUTE_WARPS, odd=True, arrays=rows.arrays
         )
-        own = (kernel.name, *key)
-        given = numbers | more
-        loading.repeated(own, launch, list(pointers.values()), given, arrays)()
+        key = (kernel.name, grid)
+        loading.repeated(key, launch, list(pointers.values()), numbers, rows.arrays)()
+
+
+def _route_launches(
+    ids: Any, workspace: Any, rows: Rows, rank: int
+) -> Iterator[tuple[Kernel, int, dict[str, Any], dict[str, int], dict[str, int]]]:
+    """Yield kernels, numbers of programs, pointers, numbers, and constants."""
+    slots = rows.tokens * rows.topk
+    chunks, lines = _chunks(slots), 2 * rows.experts + rows.world + 1
+    counts, sums, numbers = workspace.split([lines * chunks, lines, slots])
+    common = {
+        "total": slots, "chunks": chunks, "experts": rows.experts, "world": rows.world,
+        "rank": rank, "own_begin": rows.own_begin * rows.topk, "own_end": rows.own_end * rows.topk,
+    }  # fmt: skip
+    counted = {"ids": ids, "counts": counts, "numbers": numbers}
+    yield EXPERTS_COUNT, chunks, counted, common, {"CHUNK": _CHUNK}
+    scanned = {"counts": counts, "sums": sums}
+    yield EXPERTS_SCAN, lines, scanned, {"chunks": chunks, "lines": lines}, {}
+    placed = {**counted, "sums": sums, "routing": rows.routing}
+    programs = max(-(-slots // _PLACED), 1)
+    yield EXPERTS_PLACE, programs, placed, common, {"CHUNK": _CHUNK, "PLACED": _PLACED}
 
 
 # ---- products

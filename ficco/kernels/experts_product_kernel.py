@@ -61,8 +61,7 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
 ):  # fmt: skip
     """Return the float32 product of some rows with BLOCK_N columns of an expert's weight.
 
-    rows: [BLOCK_M], pointers; inside: whether there is such a row, else it is 0. A load of one row
-        in place of those that there are not would be slow, as all programs would load it at once.
+    rows: [BLOCK_M], pointers; inside: whether there is such a row, else it is 0.
     w_first: the first row of the weight among those of all experts. With W_BULK, BLOCK_K divides d.
     """
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -152,12 +151,15 @@ def experts_product(  # noqa: PLR0913
     groups = experts
     if not RETURN:
         groups += 1
-    tile = program  # counted from the first tile of the group
+    before = 0  # tiles of earlier groups
     for group in tl.range(0, groups):
         first, last = _rows_of(routing, group, experts, wave, capacity, RETURN)
         down = tl.cdiv(last - first, BLOCK_M)
         tiles = down * across
-        for number in tl.range(tile, tiles, programs):
+        begin = (program + programs - before % programs) % programs  # tiles take turns
+        # Triton 3.6 drops a carried number that only bounds of loops depend on.
+        for turn in tl.range(0, tl.cdiv(tiles - begin, programs)):
+            number = begin + turn * programs
             panel = number // (PANEL * across) * PANEL
             height = tl.minimum(down - panel, PANEL)
             in_panel = number - panel * across
@@ -191,4 +193,4 @@ def experts_product(  # noqa: PLR0913
             left, right = halves(total, BLOCK_M, BLOCK_N)  # their exchange needs half the memory
             _store(left, at, inside, col, n, y, BLOCK_N // 2)
             _store(right, at, inside, col + BLOCK_N // 2, n, y, BLOCK_N // 2)
-        tile += tl.cdiv(tl.maximum(tiles - tile, 0), programs) * programs - tiles
+        before += tiles
