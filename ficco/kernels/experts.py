@@ -262,7 +262,7 @@ class _Product:
         sizes = [self._d, self._n, self._x_stride]
         self._aligned = all(number % ALIGN == 0 for number in places + sizes)
         bulk = self._aligned and has_bulk_loads(self._arrays)
-        self._tile = tile or product_tile(rows.per_expert, self._d, self._n, bulk)
+        self._tile = tile or product_tile(rows.per_expert, self._d, bulk)
         self._bulk = bulk and self._d % self._tile.deep == 0
         flat = w.reshape(w.shape[0] * first, second)
         block = (self._tile.cols, self._tile.deep) if turned else (self._tile.deep, self._tile.cols)

@@ -69,10 +69,10 @@ def experts_count(
     inside = slot < total
     id = tl.load(ids + slot, mask=inside, other=-1)
     bin = tl.where(inside, _bin_of(id, slot, experts, rank, own_begin, own_end), bins)
-    # Of each slot, the slots of the same bin: those before it, and, in the upper half, all.
+    # Of each slot, a column: the slots of its bin before it, and, in the upper half, all.
     same = bin[:, None] == bin[None, :]
-    value = tl.where(lane[None, :] < lane[:, None], 0x10001, 0x10000)
-    found = tl.sum(tl.where(same, value, 0), 1)
+    value = tl.where(lane[:, None] < lane[None, :], 0x10001, 0x10000)
+    found = tl.sum(tl.where(same, value, 0), 0)  # of columns, which takes fewer exchanges
     number, count = found & 0xFFFF, found >> 16
     tl.store(numbers + slot, number, mask=inside)
     is_last = (bin < bins) & (number == count - 1)
