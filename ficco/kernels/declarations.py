@@ -186,15 +186,15 @@ _ROUTE = (
     "total:i32? chunks:i32? experts:i32? world:i32? rank:i32? own_begin:i32? own_end:i32? CHUNK:="
 )
 EXPERTS_COUNT = _kernel(
-    "experts_count", "experts_route_kernel", f"ids:*i32? counts:*i32? numbers:*i32? {_ROUTE}"
+    "experts_count", "experts_route_kernel", f"ids:*i32? workspace:*i32? {_ROUTE}"
 )
 EXPERTS_SCAN = _kernel(
-    "experts_scan", "experts_route_kernel", "counts:*i32? sums:*i32? chunks:i32? lines:i32?"
+    "experts_scan", "experts_route_kernel", "workspace:*i32? chunks:i32? lines:i32?"
 )
 EXPERTS_PLACE = _kernel(
     "experts_place",
     "experts_route_kernel",
-    f"ids:*i32? counts:*i32? numbers:*i32? sums:*i32? routing:*i32? {_ROUTE} PLACED:=",
+    f"ids:*i32? workspace:*i32? routing:*i32? {_ROUTE} PLACED:=",
 )
 EXPERTS_PRODUCT = _kernel(
     "experts_product",
@@ -207,7 +207,8 @@ EXPERTS_PRODUCT = _kernel(
 EXPERTS_SUM = _kernel(
     "experts_sum",
     "experts_sum_kernel",
-    "rows:* ids:*i32? y:* tokens:i32? topk:i32? all_experts:i32? d:i32 BLOCK_M:= BLOCK_N:=",
+    "rows:* routing:*i32? y:* ids_at:i32? tokens:i32? topk:i32? all_experts:i32? d:i32 "
+    "BLOCK_M:= BLOCK_N:=",
 )
 EXPERTS_GRADIENT = _kernel(
     "experts_gradient",
@@ -222,6 +223,7 @@ KERNELS = {
     for kernel in (
         GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, SENDING, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
-        EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM, EXPERTS_GRADIENT,
+        EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM,
+        EXPERTS_GRADIENT,
     )
 }  # fmt: skip

@@ -1,11 +1,11 @@
 """Mixture of experts on a device: the list of rows, grouped products, sums, weights' gradients.
 
-    count = workspace_size(ids.shape[0] * ids.shape[1], experts, world)
-    route(ids, workspace, rows, rank)                        # the list of this rank's rows
-    grouped(rows, x, gathered, w, y)                         # y[i] = x[token of i] . w[expert of i]
-    grouped_return(rows, h, w, windows, bases)               # h[i] . w[expert of i], to its owner
-    slot_sums(rows, returned, y)                             # y[t] = sum over t's slots
-    weight_gradient(rows, a, b, dw, a_gathered)              # dw[e] = sum of a[i]^T b[i] over e's i
+    rows = Rows(routing, experts, world, topk, own_begin, own_end, tokens)
+    route(ids, workspace, rows, rank)             # the list of this rank's rows
+    grouped(rows, x, gathered, w, y)              # y[i] = x[token of i] . w[expert of i]
+    grouped_return(rows, h, w, windows, bases)    # h[i] . w[expert of i], stored at its owner
+    slot_sums(rows, returned, y)                  # y[t] = sum of the rows of t's slots
+    weight_gradient(rows, a, b, dw)               # dw[e] = sum of a[i]^T b[i] over e's rows
 
 All arrays are contiguous PyTorch tensors on one device, unless said otherwise. Every function
 enqueues kernels on the current stream and waits for nothing, so a CUDA graph can capture it once
@@ -33,8 +33,7 @@ Operands are bfloat16 or float16, of one dtype. Products and sums are float32, r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ficco.core.errors import InputError
@@ -42,6 +41,7 @@ from ficco.kernels import loading
 from ficco.kernels.arrays import (
     Arrays,
     Bulk,
+    Described,
     address,
     dtype_name,
     has_bulk_loads,
@@ -57,11 +57,7 @@ from ficco.kernels.declarations import (
     EXPERTS_SUM,
     Kernel,
 )
-from ficco.kernels.experts_tiles import (
-    ExpertTile,
-    gradient_tile,
-    product_tile,
-)
+from ficco.kernels.experts_tiles import ExpertTile, gradient_tile, product_tile
 from ficco.kernels.one_kernel import ALIGN, power
 from ficco.kernels.variants import Launch
 
@@ -77,12 +73,13 @@ class Rows(NamedTuple):
     """The list of a rank's rows, and what of it the host knows.
 
     Attributes:
-        routing: int32, see the module.
+        routing: int32 [routing_size(...)], see the module.
         experts: of this rank.
         world: number of ranks.
         topk: slots of a token.
         own_begin, own_end: the first of this rank's tokens, and the one past the last.
         tokens: of all ranks.
+        library: the array library; None: that of the device of `routing`.
     """
 
     routing: Any
@@ -92,6 +89,12 @@ class Rows(NamedTuple):
     own_begin: int
     own_end: int
     tokens: int
+    library: Arrays | None = None
+
+    @property
+    def slots(self) -> int:
+        """The number of slots of all ranks."""
+        return self.tokens * self.topk
 
     @property
     def ids_at(self) -> int:
@@ -106,12 +109,67 @@ class Rows(NamedTuple):
     @property
     def per_expert(self) -> int:
         """The average number of rows of an expert, rounded up."""
-        return -(-self.tokens * self.topk // (self.experts * self.world))
+        return -(-self.slots // (self.experts * self.world))
 
     @property
     def arrays(self) -> Arrays:
         """The array library of the device."""
-        return library_of(self.routing.device)
+        return self.library or library_of(self.routing.device)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The arguments that kernels over the list have in common."""
+        return {
+            "list_at": self.list_at, "experts": self.experts, "topk": self.topk,
+            "own_begin": self.own_begin, "own_end": self.own_end,
+        }  # fmt: skip
+
+
+class Call(NamedTuple):
+    """A launch, which is described once for all calls of a key.
+
+    Attributes:
+        kernel: the kernel.
+        pointers: its arrays and descriptors by name, in the order of its parameters.
+        numbers: arguments that differ between calls of a key.
+        constants: all other arguments.
+        grid: number of programs.
+        warps, stages: Triton's options.
+        odd: whether nothing is assumed of addresses and sizes.
+        arrays: the array library.
+    """
+
+    kernel: Kernel
+    pointers: dict[str, Any]
+    numbers: dict[str, int]
+    constants: dict[str, int]
+    grid: int
+    warps: int
+    stages: int
+    odd: bool
+    arrays: Arrays
+
+    def launch(self) -> Launch:
+        """Return the launch."""
+        return Launch(
+            self.kernel, self.pointers | self.numbers | self.constants, (self.grid,), self.warps,
+            self.stages, odd=self.odd, arrays=self.arrays,
+        )  # fmt: skip
+
+    def enqueue(self) -> None:
+        """Enqueue the launch on the current stream.
+
+        Raises:
+            EngineError: the kernel is not in the pack and cannot be compiled.
+        """
+        kinds = [dtype_name(each) for each in self.pointers.values() if not isinstance(each, Bulk)]
+        heights = [each.base.shape[0] for each in self.pointers.values() if isinstance(each, Bulk)]
+        key = (
+            self.kernel.name, *kinds, *heights, *self.constants.values(), self.grid, self.warps,
+            self.stages, self.odd,
+        )  # fmt: skip
+        pointers = list(self.pointers.values())
+        loading.repeated(key, self.launch, pointers, self.numbers, self.arrays)()
 
 
 def routing_size(experts: int, topk: int, own_tokens: int, tokens: int) -> int:
@@ -124,8 +182,11 @@ def routing_size(experts: int, topk: int, own_tokens: int, tokens: int) -> int:
 
 def workspace_size(slots: int, experts: int, world: int) -> int:
     """Return the length of the int32 workspace of `route` for so many slots of all ranks."""
-    lines = 2 * experts + world + 1
-    return slots + lines * (_chunks(slots) + 1)
+    return slots + _lines(experts, world) * (_chunks(slots) + 1)
+
+
+def _lines(experts: int, world: int) -> int:
+    return 2 * experts + world + 1
 
 
 def _chunks(slots: int) -> int:
@@ -137,7 +198,7 @@ def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
 
     Args:
         ids: int32 [tokens, topk] of all ranks.
-        workspace: int32 [workspace_size(...)], of any content.
+        workspace: int32 [workspace_size(...)] or more, of any content.
         rows: its `routing` receives the list.
         rank: this rank.
 
@@ -147,33 +208,26 @@ def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
     """
     if rows.experts > MOST_EXPERTS:
         raise InputError(f"{rows.experts} experts on a rank; the kernels take {MOST_EXPERTS}")
-    for kernel, grid, pointers, numbers, constants in _route_launches(ids, workspace, rows, rank):
-        arguments = pointers | numbers | constants
-        launch = partial(
-            Launch, kernel, arguments, (grid,), _ROUTE_WARPS, odd=True, arrays=rows.arrays
-        )
-        key = (kernel.name, grid)
-        loading.repeated(key, launch, list(pointers.values()), numbers, rows.arrays)()
+    for call in route_calls(ids, workspace, rows, rank):
+        call.enqueue()
 
 
-def _route_launches(
-    ids: Any, workspace: Any, rows: Rows, rank: int
-) -> Iterator[tuple[Kernel, int, dict[str, Any], dict[str, int], dict[str, int]]]:
-    """Yield kernels, numbers of programs, pointers, numbers, and constants."""
-    slots = rows.tokens * rows.topk
-    chunks, lines = _chunks(slots), 2 * rows.experts + rows.world + 1
-    counts, sums, numbers = workspace.split([lines * chunks, lines, slots])
-    common = {
-        "total": slots, "chunks": chunks, "experts": rows.experts, "world": rows.world,
+def route_calls(ids: Any, workspace: Any, rows: Rows, rank: int) -> Iterator[Call]:
+    """Yield the calls of `route`."""
+    chunks, lines = _chunks(rows.slots), _lines(rows.experts, rows.world)
+    options = (_ROUTE_WARPS, 3, True, rows.arrays)
+    numbers = {
+        "total": rows.slots, "chunks": chunks, "experts": rows.experts, "world": rows.world,
         "rank": rank, "own_begin": rows.own_begin * rows.topk, "own_end": rows.own_end * rows.topk,
     }  # fmt: skip
-    counted = {"ids": ids, "counts": counts, "numbers": numbers}
-    yield EXPERTS_COUNT, chunks, counted, common, {"CHUNK": _CHUNK}
-    scanned = {"counts": counts, "sums": sums}
-    yield EXPERTS_SCAN, lines, scanned, {"chunks": chunks, "lines": lines}, {}
-    placed = {**counted, "sums": sums, "routing": rows.routing}
-    programs = max(-(-slots // _PLACED), 1)
-    yield EXPERTS_PLACE, programs, placed, common, {"CHUNK": _CHUNK, "PLACED": _PLACED}
+    pointers = {"ids": ids, "workspace": workspace}
+    yield Call(EXPERTS_COUNT, pointers, numbers, {"CHUNK": _CHUNK}, chunks, *options)
+    scanned = {"chunks": chunks, "lines": lines}
+    yield Call(EXPERTS_SCAN, {"workspace": workspace}, scanned, {}, lines, *options)
+    constants = {"CHUNK": _CHUNK, "PLACED": _PLACED}
+    programs = max(-(-rows.slots // _PLACED), 1)
+    placed = pointers | {"routing": rows.routing}
+    yield Call(EXPERTS_PLACE, placed, numbers, constants, programs, *options)
 
 
 # ---- products
@@ -193,7 +247,7 @@ def grouped(
 
     Args:
         rows: the list.
-        x: [own tokens, d], unit stride along rows; the rows of this rank's tokens.
+        x: [own tokens, d], the rows of this rank's tokens; unit stride along rows.
         gathered: [tokens, d], the rows of all tokens; those of this rank's are not read. None if
             all tokens are this rank's.
         w: [experts, d, n], or [experts, n, d] if `turned`.
@@ -206,14 +260,15 @@ def grouped(
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
-    if not y.shape[0]:
-        return
-    listed = x if gathered is None else gathered
-    product = _Product(rows, x, listed, w, y, None, None, turned, tile)
-    product.enqueue(wave, int(y.shape[0]), 0)
+    if y.shape[0]:
+        gathered = x if gathered is None else gathered
+        pointers = {"x": x, "gathered": gathered, "w": w, "y": y, "routing": rows.routing}
+        pointers |= {"windows": rows.routing, "bases": rows.routing}
+        numbers = {"wave": wave, "capacity": int(y.shape[0]), "offset": 0}
+        product_call(rows, pointers, numbers, turned, False, tile).enqueue()
 
 
-def grouped_return(
+def grouped_return(  # noqa: PLR0913 - an operand, or a choice, each
     rows: Rows,
     h: Any,
     w: Any,
@@ -228,78 +283,78 @@ def grouped_return(
 
     Args:
         rows: the list.
-        h: [capacity, f], unit stride along rows; row i is that of slot i of the list. The results
+        h: [capacity, f], row i is that of slot i of the list; unit stride along rows. The results
             of rows past the capacity are NaN.
         w: [experts, f, d], or [experts, d, f] if `turned`.
         windows: int64 [world], the addresses of all ranks' windows, which are multiples of 16. Rank
             s's window has d columns of h's dtype; slot j of its token t is row t x topk + j.
         bases: int32 [world + 1], the first token of each rank, and the number of tokens.
         offset: bytes from these addresses to the windows' first rows, a multiple of 16.
-        turned, wave, tile: as of `grouped`.
+        turned: whether the elements of a weight's columns are adjacent.
+        wave: ALL_ROWS; OWN_ROWS: those of own tokens; OTHER_ROWS.
+        tile: None: the best one.
 
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
     if rows.tokens:
-        _Product(rows, h, h, w, h, windows, bases, turned, tile).enqueue(
-            wave, int(h.shape[0]), offset
-        )
+        pointers = {"x": h, "gathered": h, "w": w, "y": h, "routing": rows.routing}
+        pointers |= {"windows": windows, "bases": bases}
+        numbers = {"wave": wave, "capacity": int(h.shape[0]), "offset": offset}
+        product_call(rows, pointers, numbers, turned, True, tile).enqueue()
 
 
-class _Product:
-    """A launch of `experts_product`, see the kernel; with windows it returns its rows."""
+def product_call(
+    rows: Rows,
+    pointers: dict[str, Any],
+    numbers: dict[str, int],
+    turned: bool,
+    returns: bool,
+    tile: ExpertTile | None = None,
+) -> Call:
+    """Return the call of `grouped`, or, if `returns`, of `grouped_return`.
 
-    def __init__(  # noqa: PLR0913 - the operands of the kernel
-        self, rows: Rows, x: Any, gathered: Any, w: Any, y: Any, windows: Any, bases: Any,
-        turned: bool, tile: ExpertTile | None,
-    ) -> None:  # fmt: skip
-        self._rows, self._turned, self._returns = rows, turned, windows is not None
-        self._arrays = rows.arrays
-        _, first, second = w.shape
-        self._d, self._n = (second, first) if turned else (first, second)
-        self._x_stride = stride(x, 0) if x.shape[0] > 1 else self._d
-        places = [address(each) for each in (x, gathered, w, y)]
-        sizes = [self._d, self._n, self._x_stride]
-        self._aligned = all(number % ALIGN == 0 for number in places + sizes)
-        bulk = self._aligned and has_bulk_loads(self._arrays)
-        self._tile = tile or product_tile(rows.per_expert, self._d, bulk)
-        self._bulk = bulk and self._d % self._tile.deep == 0
-        flat = w.reshape(w.shape[0] * first, second)
-        block = (self._tile.cols, self._tile.deep) if turned else (self._tile.deep, self._tile.cols)
-        self._pointers = {
-            "x": x, "gathered": gathered, "w": Bulk(flat, block) if self._bulk else flat, "y": y,
-            "routing": rows.routing,
-            "windows": rows.routing if windows is None else windows,
-            "bases": rows.routing if bases is None else bases,
-        }  # fmt: skip
+    Args:
+        rows: the list.
+        pointers: x to bases of `experts_product`; w has three dimensions.
+        numbers: wave, capacity, offset.
+        turned: whether the elements of a weight's columns are adjacent.
+        returns: whether rows of the list are multiplied and returned.
+        tile: None: the best one.
+    """
+    w, x, arrays = pointers["w"], pointers["x"], rows.arrays
+    experts, height, width = w.shape
+    d, n = (width, height) if turned else (height, width)
+    sizes = {"d": d, "n": n, "x_stride": stride(x, 0) if x.shape[0] > 1 else d}
+    aligned = _all_aligned([pointers[name] for name in ("x", "gathered", "w", "y")], sizes)
+    bulk = aligned and has_bulk_loads(arrays)
+    tile = tile or product_tile(rows.per_expert, d, bulk)
+    bulk = bulk and d % tile.deep == 0
+    if bulk:
+        block = (tile.cols, tile.deep) if turned else (tile.deep, tile.cols)
+        w = Bulk(_stacked(w, experts * height, width), block)
+    return Call(
+        EXPERTS_PRODUCT,
+        pointers | {"w": w},
+        {**rows.numbers, **numbers, "world": rows.world,
+         "searches": (rows.world - 1).bit_length()},
+        {**sizes, **tile.constants, "RETURN": returns, "W_BULK": bulk, "W_TURNED": turned,
+         "ON_GPU": arrays.on_gpu},
+        (arrays.processors or _INTERPRETED) * tile.programs, tile.warps, tile.stages, not aligned,
+        arrays,
+    )  # fmt: skip
 
-    def enqueue(self, wave: int, capacity: int, offset: int) -> None:
-        rows = self._rows
-        numbers = {
-            "list_at": rows.list_at, "experts": rows.experts, "topk": rows.topk, "wave": wave,
-            "capacity": capacity, "own_begin": rows.own_begin, "own_end": rows.own_end,
-            "offset": offset, "world": rows.world, "searches": (rows.world - 1).bit_length(),
-        }  # fmt: skip
-        key = (
-            "experts_product", dtype_name(self._pointers["x"]), rows.experts, self._d, self._n,
-            self._x_stride, self._aligned, self._bulk, self._turned, self._returns, self._tile,
-        )  # fmt: skip
-        pointers = list(self._pointers.values())
-        loading.repeated(key, partial(self.launch, numbers), pointers, numbers, self._arrays)()
 
-    def launch(self, numbers: dict[str, int]) -> Launch:
-        tile = self._tile
-        arguments = {
-            **self._pointers, **numbers, "d": self._d, "n": self._n, "x_stride": self._x_stride,
-            **tile.constants, "RETURN": self._returns, "W_BULK": self._bulk,
-            "W_TURNED": self._turned, "ON_GPU": self._arrays.on_gpu,
-        }  # fmt: skip
-        types = {"windows": "int64", "bases": "int32"}
-        programs = (self._arrays.processors or _INTERPRETED) * tile.programs
-        return Launch(
-            EXPERTS_PRODUCT, arguments, (programs,), tile.warps,
-            tile.stages, odd=not self._aligned, arrays=self._arrays, dtypes=types,
-        )  # fmt: skip
+def _stacked(w: Any, height: int, width: int) -> Any:
+    """Return the weights of all experts as one matrix."""
+    if hasattr(w, "reshape"):
+        return w.reshape(height, width)
+    return Described(address(w), (height, width), (width, 1), dtype_name(w))
+
+
+def _all_aligned(arrays: list[Any], sizes: dict[str, int]) -> bool:
+    """Return whether 16 divides all addresses and sizes."""
+    return all(number % ALIGN == 0 for number in [*map(address, arrays), *sizes.values()])
 
 
 # ---- sums
@@ -319,30 +374,30 @@ def slot_sums(rows: Rows, returned: Any, y: Any) -> None:
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
+    if y.shape[0] and y.shape[1]:
+        sum_call(rows, returned, y).enqueue()
+
+
+def sum_call(rows: Rows, returned: Any, y: Any) -> Call:
+    """Return the call of `slot_sums`."""
     tokens, d = (int(size) for size in y.shape)
-    if not tokens or not d:
-        return
-    arrays = rows.arrays
-    ids = rows.routing[rows.ids_at :]
-    numbers = {"tokens": tokens, "topk": rows.topk, "all_experts": rows.experts * rows.world}
-    aligned = d % ALIGN == 0 and all(address(each) % ALIGN == 0 for each in (returned, y))
     cols = min(power(d), _SUM_COLS)
     height = _SUM_COLS // cols
-    grid = (-(-tokens // height) * -(-d // cols),)
-    arguments = {
-        "rows": returned, "ids": ids, "y": y, **numbers, "d": d, "BLOCK_M": height, "BLOCK_N": cols,
+    numbers = {
+        "ids_at": rows.ids_at, "tokens": tokens, "topk": rows.topk,
+        "all_experts": rows.experts * rows.world,
     }  # fmt: skip
-    launch = partial(
-        Launch, EXPERTS_SUM, arguments, grid, _SUM_WARPS, odd=not aligned, arrays=arrays
-    )
-    key = ("experts_sum", dtype_name(y), d, grid, aligned)
-    loading.repeated(key, launch, [returned, ids, y], numbers, arrays)()
+    return Call(
+        EXPERTS_SUM, {"rows": returned, "routing": rows.routing, "y": y}, numbers,
+        {"d": d, "BLOCK_M": height, "BLOCK_N": cols}, -(-tokens // height) * -(-d // cols),
+        _SUM_WARPS, 3, not _all_aligned([returned, y], {"d": d}), rows.arrays,
+    )  # fmt: skip
 
 
 # ---- gradients of weights
 
 
-def weight_gradient(  # noqa: PLR0913 - operands that are by index have two parts
+def weight_gradient(  # noqa: PLR0913 - an operand, or a choice, each
     rows: Rows,
     a: Any,
     b: Any,
@@ -363,50 +418,50 @@ def weight_gradient(  # noqa: PLR0913 - operands that are by index have two part
             width], the rows of this rank's tokens. Unit stride along rows. Rows past the capacity,
             of a and of b, are left out of the sums.
         b: as a.
-        dw: [experts, width of a, width of b].
+        dw: [experts, width of a, width of b], of any floating dtype.
         a_gathered: [tokens, width], the rows of all tokens, if `a_indexed`; those of this rank's
             are not read. None if all tokens are this rank's.
         b_gathered: as a_gathered.
-        a_indexed, b_indexed: whether rows are found by the tokens of their slots.
+        a_indexed: whether rows of a are found by the tokens of slots.
+        b_indexed: as a_indexed.
         tile: None: the best one.
 
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
-    if not dw.shape[1] or not dw.shape[2]:
-        return
-    arrays = rows.arrays
-    capacities = [each.shape[0] for each, by in ((a, a_indexed), (b, b_indexed)) if not by]
-    pointers = {
-        "a": a, "a_gathered": a if a_gathered is None else a_gathered,
-        "b": b, "b_gathered": b if b_gathered is None else b_gathered,
-        "dw": dw, "routing": rows.routing,
-    }  # fmt: skip
+    if dw.shape[1] and dw.shape[2]:
+        pointers = {
+            "a": a, "a_gathered": a if a_gathered is None else a_gathered,
+            "b": b, "b_gathered": b if b_gathered is None else b_gathered,
+            "dw": dw, "routing": rows.routing,
+        }  # fmt: skip
+        gradient_call(rows, pointers, a_indexed, b_indexed, tile).enqueue()
+
+
+def gradient_call(
+    rows: Rows,
+    pointers: dict[str, Any],
+    a_indexed: bool,
+    b_indexed: bool,
+    tile: ExpertTile | None = None,
+) -> Call:
+    """Return the call of `weight_gradient`; pointers: those of `experts_gradient`."""
+    a, b, dw, arrays = pointers["a"], pointers["b"], pointers["dw"], rows.arrays
+    experts, a_width, b_width = (int(size) for size in dw.shape)
+    direct = [each.shape[0] for each, by in ((a, a_indexed), (b, b_indexed)) if not by]
     sizes = {
-        "a_width": int(dw.shape[1]), "b_width": int(dw.shape[2]),
-        "a_stride": stride(a, 0) if a.shape[0] > 1 else int(dw.shape[1]),
-        "b_stride": stride(b, 0) if b.shape[0] > 1 else int(dw.shape[2]),
+        "a_width": a_width, "b_width": b_width,
+        "a_stride": stride(a, 0) if a.shape[0] > 1 else a_width,
+        "b_stride": stride(b, 0) if b.shape[0] > 1 else b_width,
     }  # fmt: skip
-    numbers = {
-        "list_at": rows.list_at, "experts": rows.experts, "topk": rows.topk,
-        "capacity": int(min([*capacities, rows.tokens * rows.topk])),
-        "own_begin": rows.own_begin, "own_end": rows.own_end,
-    }  # fmt: skip
-    places = [address(each) for each in (*pointers.values(),)[:5]]
-    aligned = all(number % ALIGN == 0 for number in [*places, *sizes.values()])
-    tile = tile or gradient_tile(has_bulk_loads(arrays))
-    down, across = -(-dw.shape[1] // tile.rows), -(-dw.shape[2] // tile.cols)
-    arguments = {
-        **pointers, **numbers, **sizes, **tile.constants, "A_INDEXED": a_indexed,
-        "B_INDEXED": b_indexed, "ON_GPU": arrays.on_gpu,
-    }  # fmt: skip
-    grid = (rows.experts * down * across,)
-    launch: Callable[[], Launch] = partial(
-        Launch, EXPERTS_GRADIENT, arguments, grid, tile.warps, tile.stages, odd=not aligned,
-        arrays=arrays,
+    places = [each for name, each in pointers.items() if name != "routing"]
+    tile = tile or gradient_tile(has_bulk_loads(arrays), a_indexed or b_indexed)
+    return Call(
+        EXPERTS_GRADIENT,
+        pointers,
+        rows.numbers | {"capacity": int(min([*direct, rows.slots]))},
+        {**sizes, **tile.constants, "A_INDEXED": a_indexed, "B_INDEXED": b_indexed,
+         "ON_GPU": arrays.on_gpu},
+        experts * -(-a_width // tile.rows) * -(-b_width // tile.cols), tile.warps, tile.stages,
+        not _all_aligned(places, sizes), arrays,
     )  # fmt: skip
-    key = (
-        "experts_gradient", dtype_name(a), dtype_name(dw), rows.experts, *sizes.values(), aligned,
-        a_indexed, b_indexed, tile,
-    )  # fmt: skip
-    loading.repeated(key, launch, list(pointers.values()), numbers, arrays)()

@@ -1,9 +1,9 @@
 """Products of the rows of a rank's experts with the experts' weights. Device code only.
 
 The rows are those of a list, see `ficco.kernels.experts`: expert by expert. A persistent launch
-finds its tiles on the device, from the ends of the experts' rows. Tiles are in the order of experts.
-Inside an expert, PANEL tiles of rows take the same columns of the weight one after another, so that
-these columns come from L2.
+finds its tiles on the device, from the ends of the experts' rows. Tiles are in the order of
+experts. Inside an expert, PANEL tiles of rows take the same columns of the weight one after
+another, so that these columns come from L2.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
         at = step * BLOCK_K
         if W_BULK:
             x_tile = tl.load(at_rows + at, mask=inside[:, None], other=0)
-            if W_TURNED:
+            if W_TURNED:  # noqa: SIM108 - Triton's way
                 w_tile = w.load([w_first + col, at]).T
             else:
                 w_tile = w.load([w_first + at, col])
@@ -93,7 +93,9 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
-def _return_rows(slot, inside, windows, bases, offset, topk, searches, world, n, y):
+def _return_rows(  # noqa: PLR0913
+    slot, inside, windows, bases, offset, topk, searches, world, n, y,
+):  # fmt: skip
     """Return pointers to the rows of some slots in the windows of the tokens' owners."""
     token = slot // topk
     owner, past = tl.zeros_like(slot), tl.zeros_like(slot) + world
@@ -126,9 +128,9 @@ def experts_product(  # noqa: PLR0913
 ):  # fmt: skip
     """Multiply the rows of the list by the weights of their experts.
 
-    Without RETURN, row i of y is the row of the token of slot i times the weight of i's expert. With
-    RETURN, row i of x is multiplied, and stored at the row of slot i in the window of the owner of
-    the token.
+    Without RETURN, row i of y is the row of the token of slot i times the weight of i's expert.
+    With RETURN, row i of x is multiplied, and stored at the row of slot i in the window of the
+    owner of the token.
 
     x: rows of this rank's tokens, or, with RETURN, [capacity, d] in the order of the list.
     gathered: [tokens, d], rows of all tokens; those of own tokens are not read.

@@ -1,17 +1,18 @@
 """The list of rows of a rank's experts: a stable counting sort of slots. Device code only.
 
-A slot is one expert of one token; `routing` and its layout are described in `ficco.kernels.experts`.
-A bin is a local expert's own slots (2 x expert), or its other slots (2 x expert + 1). There are three
+A slot is one expert of one token; `ficco.kernels.experts` describes `routing` and its layout. A bin
+is a local expert's own slots (2 x expert), or its other slots (2 x expert + 1). There are three
 launches:
 
     experts_count   a program per chunk of CHUNK slots: the slots of each bin in the chunk, and the
                     number of each slot among those of its bin
     experts_scan    a program per bin: the slots of the bin in earlier chunks
-    experts_place   each slot's place: the slots in earlier bins, those of the bin in earlier chunks,
-                    and the slot's number in its chunk
+    experts_place   each slot's place: the slots in earlier bins, those of the bin in earlier
+                    chunks, and the slot's number in its chunk
 
-`counts` has a line of `chunks` numbers for each bin, for each rank (slots of its experts), and one
-for the first slot with an id past the last expert. `sums` has the sum of each line.
+The workspace has a line of `chunks` numbers for each bin, for each rank (slots of its experts), and
+one for the first slot with an id past the last expert; then the sum of each line; then the number
+of each slot.
 """
 
 from __future__ import annotations
@@ -37,10 +38,9 @@ def _bin_of(id, slot, experts, rank, own_begin, own_end):
 
 
 @triton.jit(do_not_specialize=EXPERTS_COUNT.unknown)
-def experts_count(
+def experts_count(  # noqa: PLR0913 - a kernel's arguments are its interface
     ids,
-    counts,
-    numbers,
+    workspace,
     total: tl.int32,
     chunks: tl.int32,
     experts: tl.int32,
@@ -53,13 +53,13 @@ def experts_count(
     """Count the slots of a chunk.
 
     ids: int32 [total].
-    counts: int32 [2 x experts + world + 1, chunks], receives a column; see above.
-    numbers: int32 [total], receives the number of each slot among those of its bin in the chunk.
+    workspace: int32, receives a column of the lines, and the numbers of the chunk's slots.
     own_begin, own_end: the slots of this rank's tokens.
     """
     chunk = tl.program_id(0)
     bins = 2 * experts
-    column = counts + chunk
+    column = workspace + chunk
+    numbers = workspace + (bins + world + 1) * (chunks + 1)
     lane = tl.arange(0, CHUNK)
     for first in tl.range(0, bins, CHUNK):
         bin = first + lane
@@ -85,13 +85,13 @@ def experts_count(
 
 
 @triton.jit(do_not_specialize=EXPERTS_SCAN.unknown)
-def experts_scan(counts, sums, chunks: tl.int32, lines: tl.int32):
+def experts_scan(workspace, chunks: tl.int32, lines: tl.int32):
     """Replace the numbers of a line by the sums of those before them; the last line has a minimum.
 
-    counts: int32 [lines, chunks]; sums: int32 [lines], receives the sum or the minimum of each line.
+    workspace: int32, receives these, and the sum or the minimum of each line.
     """
     line = tl.program_id(0)
-    row = counts + line * chunks
+    row = workspace + line * chunks
     before = 0
     least = 0x7FFFFFFF
     for first in tl.range(0, chunks, _SCANNED):
@@ -101,7 +101,7 @@ def experts_scan(counts, sums, chunks: tl.int32, lines: tl.int32):
         least = tl.minimum(least, tl.min(tl.where(inside, count, 0x7FFFFFFF), 0))
         tl.store(row + at, before + tl.cumsum(count, 0) - count, mask=inside)
         before += tl.sum(count, 0)
-    tl.store(sums + line, tl.where(line == lines - 1, least, before))
+    tl.store(workspace + lines * chunks + line, tl.where(line == lines - 1, least, before))
 
 
 @triton.jit
@@ -117,11 +117,9 @@ def _store_head(routing, sums, total, rows, experts, world):
 
 
 @triton.jit(do_not_specialize=EXPERTS_PLACE.unknown)
-def experts_place(
+def experts_place(  # noqa: PLR0913
     ids,
-    counts,
-    numbers,
-    sums,
+    workspace,
     routing,
     total: tl.int32,
     chunks: tl.int32,
@@ -135,12 +133,14 @@ def experts_place(
 ):
     """Store PLACED slots at their places in the list, and the numbers before the list.
 
-    ids, counts, numbers, total, experts, world, rank, own_begin, own_end: those of `experts_count`.
-    sums: those of `experts_scan`, which ran before.
+    ids, workspace, total to CHUNK: those of `experts_count`. `experts_scan` ran before.
     routing: int32, receives the result.
     """
     program = tl.program_id(0)
     bins = 2 * experts
+    lines = bins + world + 1
+    sums = workspace + lines * chunks
+    numbers = sums + lines
     ends = routing + _HEADER
     own_ids = ends + bins
     slots = own_ids + (own_end - own_begin)
@@ -150,7 +150,7 @@ def experts_place(
     bin = tl.where(inside, _bin_of(id, slot, experts, rank, own_begin, own_end), bins)
     listed = bin < bins
     place = tl.load(numbers + slot, mask=listed, other=0)
-    place += tl.load(counts + bin * chunks + slot // CHUNK, mask=listed, other=0)
+    place += tl.load(workspace + bin * chunks + slot // CHUNK, mask=listed, other=0)
     before = 0  # slots in earlier bins
     for first in tl.range(0, bins, _BINS):
         other = first + tl.arange(0, _BINS)

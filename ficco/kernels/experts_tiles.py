@@ -39,7 +39,9 @@ WIDE = ExpertTile(128, 256, 64, 8, 8, 4)
 FLAT = ExpertTile(128, 128, 64, 16, 4, 3, programs=2)  # one multiplies while the other one stores
 FEW = ExpertTile(64, 256, 64, 16, 4, 4)
 BY_POINTERS = ExpertTile(128, 128, 32, 16, 8, 3)
-GRADIENT = ExpertTile(128, 256, 64, 16, 8, 3)
+GRADIENT = ExpertTile(128, 256, 64, 16, 8, 4)
+# Loads by index are issued by half as many steps earlier as there are stages.
+GRADIENT_BY_INDEX = GRADIENT._replace(stages=5)
 
 
 def product_tile(per_expert: int, d: int, bulk: bool) -> ExpertTile:
@@ -57,6 +59,13 @@ def product_tile(per_expert: int, d: int, bulk: bool) -> ExpertTile:
     return FLAT if d <= _FLAT_DEPTH else WIDE
 
 
-def gradient_tile(bulk: bool) -> ExpertTile:
-    """Return the tile of a weight's gradient; `bulk`: whether the device has bulk loads."""
-    return GRADIENT if bulk else BY_POINTERS
+def gradient_tile(bulk: bool, indexed: bool) -> ExpertTile:
+    """Return the tile of a weight's gradient.
+
+    Args:
+        bulk: whether the device has bulk loads, and so the memory for large tiles.
+        indexed: whether rows are found by index.
+    """
+    if not bulk:
+        return BY_POINTERS
+    return GRADIENT_BY_INDEX if indexed else GRADIENT
