@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ficco.kernels import experts
+from ficco.kernels import experts, experts_gradient
 from ficco.kernels.experts_tiles import ExpertTile
 
 Tensor = torch.Tensor
@@ -175,9 +175,12 @@ class Case:
         a, a_gathered, a_rows = operand(a_indexed, self.d)
         b, b_gathered, b_rows = operand(b_indexed, self.d if b_indexed else self.n)
         dw = self.nan(self.experts, a.shape[1], b.shape[1])
-        experts.weight_gradient(
+        experts_gradient.weight_gradient(
             rows, a, b, dw, a_gathered, b_gathered, a_indexed, b_indexed, self.tile
         )
+        copy = self.nan(len(listed), self.d)
+        experts_gradient.listed_rows(rows, x, gathered, copy)
+        assert torch.equal(copy, by_row)
         first = 0
         for expert, end in enumerate(ends.tolist()):
             chosen = slice(first, end if a_indexed and b_indexed else min(end, capacity))

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 __all__ = [
     "ALL_REDUCE", "EXPERTS_COUNT", "EXPERTS_GRADIENT", "EXPERTS_PLACE", "EXPERTS_PRODUCT",
-    "EXPERTS_SCAN", "EXPERTS_SUM", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS",
-    "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING", "SUM", "SUMMING", "UPDATE_ROWS",
-    "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
+    "EXPERTS_ROWS", "EXPERTS_SCAN", "EXPERTS_SUM", "FIND_SEGMENTS", "GATED", "GATHER",
+    "KERNELS", "LIST_LOOKUPS", "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING",
+    "SUM", "SUMMING", "UPDATE_ROWS", "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
 ]  # fmt: skip
 
 
@@ -213,9 +213,16 @@ EXPERTS_SUM = _kernel(
 EXPERTS_GRADIENT = _kernel(
     "experts_gradient",
     "experts_gradient_kernel",
-    "a:* a_gathered:* b:* b_gathered:* dw:* routing:*i32? list_at:i32? experts:i32? topk:i32? "
-    "capacity:i32? own_begin:i32? own_end:i32? a_width:i32 b_width:i32 a_stride:i64 b_stride:i64 "
-    "BLOCK_M:= BLOCK_N:= BLOCK_K:= PANEL:= A_INDEXED:= B_INDEXED:= ON_GPU:=",
+    "a:* a_gathered:* a_bulk:matrix b:* b_gathered:* b_bulk:matrix dw:* routing:*i32? "
+    "list_at:i32? experts:i32? topk:i32? own_begin:i32? own_end:i32? capacity:i32? a_width:i32 "
+    "b_width:i32 a_stride:i64 b_stride:i64 BLOCK_M:= BLOCK_N:= BLOCK_K:= PANEL:= A_INDEXED:= "
+    "B_INDEXED:= A_BULK:= B_BULK:= ON_GPU:=",
+)
+EXPERTS_ROWS = _kernel(
+    "experts_rows",
+    "experts_gradient_kernel",
+    "x:* gathered:* y:* routing:*i32? list_at:i32? experts:i32? topk:i32? own_begin:i32? "
+    "own_end:i32? capacity:i32? d:i32 x_stride:i64 BLOCK_M:= BLOCK_N:=",
 )
 
 KERNELS = {
@@ -224,6 +231,6 @@ KERNELS = {
         GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, SENDING, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
         EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM,
-        EXPERTS_GRADIENT,
+        EXPERTS_GRADIENT, EXPERTS_ROWS,
     )
 }  # fmt: skip

@@ -1,11 +1,10 @@
-"""Mixture of experts on a device: the list of rows, grouped products, sums, weights' gradients.
+"""Mixture of experts on a device: the list of rows, grouped products, sums of slots.
 
     rows = Rows(routing, experts, world, topk, own_begin, own_end, tokens)
     route(ids, workspace, rows, rank)             # the list of this rank's rows
     grouped(rows, x, gathered, w, y)              # y[i] = x[token of i] . w[expert of i]
     grouped_return(rows, h, w, windows, bases)    # h[i] . w[expert of i], stored at its owner
     slot_sums(rows, returned, y)                  # y[t] = sum of the rows of t's slots
-    weight_gradient(rows, a, b, dw)               # dw[e] = sum of a[i]^T b[i] over e's rows
 
 All arrays are contiguous PyTorch tensors on one device, unless said otherwise. Every function
 enqueues kernels on the current stream and waits for nothing, so a CUDA graph can capture it once
@@ -29,6 +28,7 @@ expert; an id past the last expert is an error, and its slot is in no list.
                             number; -1 from R on
 
 Operands are bfloat16 or float16, of one dtype. Products and sums are float32, rounded once.
+`ficco.kernels.experts_gradient` has the gradients of weights.
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ from ficco.kernels.arrays import (
 )
 from ficco.kernels.declarations import (
     EXPERTS_COUNT,
-    EXPERTS_GRADIENT,
     EXPERTS_PLACE,
     EXPERTS_PRODUCT,
     EXPERTS_SCAN,
     EXPERTS_SUM,
     Kernel,
 )
-from ficco.kernels.experts_tiles import ExpertTile, gradient_tile, product_tile
+from ficco.kernels.experts_tiles import ExpertTile, product_tile
 from ficco.kernels.one_kernel import ALIGN, power
 from ficco.kernels.variants import Launch
 
@@ -326,7 +325,7 @@ def product_call(
     experts, height, width = w.shape
     d, n = (width, height) if turned else (height, width)
     sizes = {"d": d, "n": n, "x_stride": stride(x, 0) if x.shape[0] > 1 else d}
-    aligned = _all_aligned([pointers[name] for name in ("x", "gathered", "w", "y")], sizes)
+    aligned = all_aligned([pointers[name] for name in ("x", "gathered", "w", "y")], sizes)
     bulk = aligned and has_bulk_loads(arrays)
     tile = tile or product_tile(rows.per_expert, d, bulk)
     bulk = bulk and d % tile.deep == 0
@@ -352,7 +351,7 @@ def _stacked(w: Any, height: int, width: int) -> Any:
     return Described(address(w), (height, width), (width, 1), dtype_name(w))
 
 
-def _all_aligned(arrays: list[Any], sizes: dict[str, int]) -> bool:
+def all_aligned(arrays: list[Any], sizes: dict[str, int]) -> bool:
     """Return whether 16 divides all addresses and sizes."""
     return all(number % ALIGN == 0 for number in [*map(address, arrays), *sizes.values()])
 
@@ -390,78 +389,5 @@ def sum_call(rows: Rows, returned: Any, y: Any) -> Call:
     return Call(
         EXPERTS_SUM, {"rows": returned, "routing": rows.routing, "y": y}, numbers,
         {"d": d, "BLOCK_M": height, "BLOCK_N": cols}, -(-tokens // height) * -(-d // cols),
-        _SUM_WARPS, 3, not _all_aligned([returned, y], {"d": d}), rows.arrays,
-    )  # fmt: skip
-
-
-# ---- gradients of weights
-
-
-def weight_gradient(  # noqa: PLR0913 - an operand, or a choice, each
-    rows: Rows,
-    a: Any,
-    b: Any,
-    dw: Any,
-    a_gathered: Any = None,
-    b_gathered: Any = None,
-    a_indexed: bool = False,
-    b_indexed: bool = False,
-    tile: ExpertTile | None = None,
-) -> None:
-    """Add up the products of a's and b's rows for each expert. An expert without rows gets 0.
-
-    For the transposed gradient exchange a and b.
-
-    Args:
-        rows: the list.
-        a: [capacity, width], row i is that of slot i of the list; with `a_indexed` [own tokens,
-            width], the rows of this rank's tokens. Unit stride along rows. Rows past the capacity,
-            of a and of b, are left out of the sums.
-        b: as a.
-        dw: [experts, width of a, width of b], of any floating dtype.
-        a_gathered: [tokens, width], the rows of all tokens, if `a_indexed`; those of this rank's
-            are not read. None if all tokens are this rank's.
-        b_gathered: as a_gathered.
-        a_indexed: whether rows of a are found by the tokens of slots.
-        b_indexed: as a_indexed.
-        tile: None: the best one.
-
-    Raises:
-        EngineError: the kernel is not in the pack and cannot be compiled.
-    """
-    if dw.shape[1] and dw.shape[2]:
-        pointers = {
-            "a": a, "a_gathered": a if a_gathered is None else a_gathered,
-            "b": b, "b_gathered": b if b_gathered is None else b_gathered,
-            "dw": dw, "routing": rows.routing,
-        }  # fmt: skip
-        gradient_call(rows, pointers, a_indexed, b_indexed, tile).enqueue()
-
-
-def gradient_call(
-    rows: Rows,
-    pointers: dict[str, Any],
-    a_indexed: bool,
-    b_indexed: bool,
-    tile: ExpertTile | None = None,
-) -> Call:
-    """Return the call of `weight_gradient`; pointers: those of `experts_gradient`."""
-    a, b, dw, arrays = pointers["a"], pointers["b"], pointers["dw"], rows.arrays
-    experts, a_width, b_width = (int(size) for size in dw.shape)
-    direct = [each.shape[0] for each, by in ((a, a_indexed), (b, b_indexed)) if not by]
-    sizes = {
-        "a_width": a_width, "b_width": b_width,
-        "a_stride": stride(a, 0) if a.shape[0] > 1 else a_width,
-        "b_stride": stride(b, 0) if b.shape[0] > 1 else b_width,
-    }  # fmt: skip
-    places = [each for name, each in pointers.items() if name != "routing"]
-    tile = tile or gradient_tile(has_bulk_loads(arrays), a_indexed or b_indexed)
-    return Call(
-        EXPERTS_GRADIENT,
-        pointers,
-        rows.numbers | {"capacity": int(min([*direct, rows.slots]))},
-        {**sizes, **tile.constants, "A_INDEXED": a_indexed, "B_INDEXED": b_indexed,
-         "ON_GPU": arrays.on_gpu},
-        experts * -(-a_width // tile.rows) * -(-b_width // tile.cols), tile.warps, tile.stages,
-        not _all_aligned(places, sizes), arrays,
+        _SUM_WARPS, 3, not all_aligned([returned, y], {"d": d}), rows.arrays,
     )  # fmt: skip

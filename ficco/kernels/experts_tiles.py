@@ -63,7 +63,7 @@ def gradient_tile(bulk: bool, indexed: bool) -> ExpertTile:
     """Return the tile of a weight's gradient.
 
     Args:
-        bulk: whether the device has bulk loads, and so the memory for large tiles.
+        bulk: whether rows can be loaded in bulk.
         indexed: whether rows are found by index.
     """
     if not bulk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from ficco.kernels import experts
+from ficco.kernels import experts, experts_gradient
 from ficco.kernels.arrays import Arrays, Described, has_bulk_loads
 from ficco.kernels.experts_tiles import BY_POINTERS, FEW, FLAT, WIDE
 from ficco.kernels.variants import Launch
@@ -37,9 +37,11 @@ def expert_launches(arrays: Arrays, dtype: str, odd: bool) -> Iterator[Launch]:
         gradient = {"a": x, "a_gathered": x, "b": x, "b_gathered": x, "dw": w}
         for a_indexed, b_indexed in _WAYS:
             given = gradient | {"routing": rows.routing}
-            yield experts.gradient_call(rows, given, a_indexed, b_indexed).launch()
+            yield experts_gradient.gradient_call(rows, given, a_indexed, b_indexed).launch()
     for d in (512, 515, 1024, 1030) if odd else (512, 1024):
-        yield experts.sum_call(rows, _array(dtype, 128, d), _array(dtype, 64, d)).launch()
+        x = _array(dtype, 128, d)
+        yield experts.sum_call(rows, x, x).launch()
+        yield experts_gradient.rows_call(rows, x, x, x).launch()
 
 
 def _array(dtype: str, *shape: int) -> Described:
