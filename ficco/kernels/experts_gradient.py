@@ -80,7 +80,7 @@ def gradient_call(
     places = [each for name, each in pointers.items() if name != "routing"]
     aligned = all_aligned(places, sizes)
     bulk = aligned and has_bulk_loads(arrays)
-    tile = tile or gradient_tile(bulk, a_indexed or b_indexed)
+    tile = tile or gradient_tile(rows.per_expert, bulk, a_indexed or b_indexed)
     a_bulk, b_bulk = bulk and not a_indexed, bulk and not b_indexed
     heights = (tile.deep, tile.rows), (tile.deep, tile.cols)
     given = {
@@ -115,7 +115,7 @@ def _listed(rows: Rows, a: Any, width: int, block: tuple[int, int]) -> Bulk:
 def listed_rows(rows: Rows, x: Any, gathered: Any, y: Any) -> None:
     """Copy the rows of the list's tokens: y[i] = x[token of i].
 
-    `weight_gradient` of such copies takes less time than by index, if they are not needed alone.
+    `listed_rows` and `weight_gradient` of the copy take less time than `weight_gradient` by index.
 
     Args:
         rows: the list.

@@ -7,7 +7,7 @@ from itertools import product
 
 from ficco.kernels import experts, experts_gradient
 from ficco.kernels.arrays import Arrays, Described, has_bulk_loads
-from ficco.kernels.experts_tiles import BY_POINTERS, FEW, FLAT, WIDE
+from ficco.kernels.experts_tiles import BY_POINTERS, FEW, FLAT, GRADIENT, WIDE
 from ficco.kernels.variants import Launch
 
 _ADDRESS = 1 << 40  # a multiple of 16, as are all addresses of allocations
@@ -38,6 +38,9 @@ def expert_launches(arrays: Arrays, dtype: str, odd: bool) -> Iterator[Launch]:
         for a_indexed, b_indexed in _WAYS:
             given = gradient | {"routing": rows.routing}
             yield experts_gradient.gradient_call(rows, given, a_indexed, b_indexed).launch()
+        if WIDE in tiles:
+            given = gradient | {"routing": rows.routing}
+            yield experts_gradient.gradient_call(rows, given, False, False, GRADIENT).launch()
     for d in (512, 515, 1024, 1030) if odd else (512, 1024):
         x = _array(dtype, 128, d)
         yield experts.sum_call(rows, x, x).launch()
