@@ -28,13 +28,14 @@ def expert_launches(arrays: Arrays, dtype: str, odd: bool) -> Iterator[Launch]:
     for size in (512, 515) if odd else (512,):
         tiles = (WIDE, FLAT, FEW) if has_bulk_loads(arrays) and size % 16 == 0 else (BY_POINTERS,)
         x, w = _array(dtype, 128, size), _array(dtype, 4 * size, size)
+        dw = _array(dtype, 4, size, size)
         pointers = {"x": x, "gathered": x, "w": w, "y": x, "routing": rows.routing}
         pointers |= {"windows": _array("int64", 2), "bases": rows.routing}
         numbers = {"wave": 0, "capacity": 128, "copy": 0, "rank": 0}
         for tile, turned, returns in product(tiles, (False, True), (False, True)):
             given = pointers if returns else pointers | {"windows": rows.routing}
             yield experts.product_call(rows, given, numbers, turned, returns, tile).launch()
-        gradient = {"a": x, "a_gathered": x, "b": x, "b_gathered": x, "dw": w}
+        gradient = {"a": x, "a_gathered": x, "b": x, "b_gathered": x, "dw": dw}
         for a_indexed, b_indexed in _WAYS:
             given = gradient | {"routing": rows.routing}
             yield experts_gradient.gradient_call(rows, given, a_indexed, b_indexed).launch()
