@@ -13,10 +13,11 @@ import torch
 
 from ficco.core.errors import InputError
 from ficco.core.logs import log
+from ficco.operators.routing import Routed
 
 Tensor = torch.Tensor
 
-OVERFLOW, WRONG_ID = 1, 2  # kinds of faults: word 0. Words 1 to 3 follow in `_words_of`.
+OVERFLOW, WRONG_ID = 1, 2  # kinds of faults: word 0; see `kernels.experts.Faults`
 _WORDS = 4
 
 _statuses: dict[tuple[Any, torch.device], Status] = {}
@@ -26,23 +27,32 @@ class Status:
     """The first fault of a group on a device, kept until it has been raised.
 
     Attributes:
-        words: [4] int32 on the device: kind, rank, then rows and capacity, or token and id.
+        words: [4] int32 on the device, see `kernels.experts.Faults`.
+        shown: the same in memory of the host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.words = torch.zeros(_WORDS, dtype=torch.int32, device=device)
-        self._shown = self.words  # where the host reads
+        self.shown = self.words
         if device.type == "cuda":
-            self._shown = torch.zeros(_WORDS, dtype=torch.int32, pin_memory=True)
+            self.shown = torch.zeros(_WORDS, dtype=torch.int32, pin_memory=True)
+        self._sizes: list[Routed] = []  # of all calls, by tag
 
-    def note(self, found: Tensor) -> None:
-        """Keep the fault in [4] words, if their first is not 0, unless there is one already."""
-        self.words.copy_(torch.where(self.words[0] != 0, self.words, found))
-        if self._shown is not self.words:
-            self._shown.copy_(self.words, non_blocking=True)
+    def tag_of(self, sizes: Routed) -> int:
+        """Return the number of these sizes, which a fault keeps."""
+        if sizes not in self._sizes:
+            self._sizes.append(sizes)
+        return self._sizes.index(sizes)
+
+    def note(self, found: list[int]) -> None:
+        """Keep a fault on the CPU, unless there is one already."""
+        if not int(self.words[0]):
+            self.words.copy_(torch.tensor(found, dtype=torch.int32))
 
     def take(self, wait: bool = False) -> list[int]:
-        """Return the words of the fault that the host can see, and forget it; [] if there is none.
+        """Return the fault that the host can see, and forget it; [] if there is none.
+
+        The numbers are the kind, the rank, and its rows and capacity, or the token and its id.
 
         Args:
             wait: whether to wait for the calls on the current stream.
@@ -50,14 +60,19 @@ class Status:
         captured = self.words.is_cuda and torch.cuda.is_current_stream_capturing()
         if wait and self.words.is_cuda and not captured:
             torch.cuda.current_stream(self.words.device).synchronize()
-        if not int(self._shown[0]):
+        if not int(self.shown[0]):
             return []
-        if captured:
-            return [int(word) for word in self._shown.tolist()]
-        words = [int(word) for word in self.words.tolist()]  # those of one fault
-        self.words.zero_()
-        self._shown.zero_()
-        return words
+        words = [int(word) for word in (self.shown if captured else self.words).tolist()]
+        if not captured:
+            self.words.zero_()
+            self.shown.zero_()
+        kind, first, second, third = words
+        if kind == OVERFLOW:
+            return words
+        token, rank, sizes = first // self._sizes[third].topk, 0, self._sizes[third]
+        while token >= sizes.rows[rank]:
+            token, rank = token - sizes.rows[rank], rank + 1
+        return [kind, rank, token, second]
 
 
 def status_of(group: Any, device: torch.device) -> Status:

@@ -19,7 +19,6 @@ from ficco.api.arguments import process_group
 from ficco.api.expert_status import OVERFLOW, WRONG_ID
 from ficco.core.errors import InputError
 from ficco.kernels import experts as kernels
-from ficco.kernels.experts_launches import Rows
 from ficco.operators.routing import Routed
 from ficco.operators.routing import table as routing_table
 from ficco.runtime import distributed
@@ -61,10 +60,11 @@ def route_experts(
     if ids.is_cuda:  # behind the collective, in which peers that have seen no fault would wait
         expert_status.check(pg, ids.device)
     end = 1 + _padded_slots(sizes)
-    table = _table(_joined(whole[:, 1:end], sizes), sizes, rank)
-    if capacity is not None:
-        found = _fault(whole[:, 1:end], whole[:, 0], sizes)
-        expert_status.status_of(pg, ids.device).note(found)
+    status = None if capacity is None else expert_status.status_of(pg, ids.device)
+    joined = _joined(whole[:, 1:end], sizes)
+    table = _table(joined, sizes, rank, status, whole)
+    if status is not None and not ids.is_cuda:
+        status.note(_fault(joined, whole[:, 0], sizes, status.tag_of(sizes)))
     if gates is None:
         return [table]
     return [table, _joined(whole[:, end:], sizes).view(torch.float32)]
@@ -162,31 +162,38 @@ def _joined(by_rank: Tensor, sizes: Routed) -> Tensor:
     return torch.cat([piece[: count * sizes.topk] for piece, count in pieces])
 
 
-def _table(ids: Tensor, sizes: Routed, rank: int) -> Tensor:
-    """Return the table of a rank: on GPUs by ficco's kernels."""
+def _table(
+    ids: Tensor, sizes: Routed, rank: int, status: expert_status.Status | None, whole: Tensor
+) -> Tensor:
+    """Return the table of a rank: on GPUs by ficco's kernels, which also note faults.
+
+    whole: what all ranks sent; the first column has their capacities.
+    """
     if not ids.is_cuda:
         made: Tensor = routing_table(ids, sizes, rank)
         return made
     table = torch.empty(sizes.length(rank), dtype=torch.int32, device=ids.device)
     length = kernels.workspace_size(sizes.slots, sizes.experts, len(sizes.rows))
-    rows = Rows.of(sizes, rank, table)
-    kernels.route(ids.view(-1, sizes.topk), table.new_empty(length), rows, rank)
+    rows = kernels.Rows.of(sizes, rank, table)
+    faults = None
+    if status is not None:
+        words, shown, tag = status.words, status.shown, status.tag_of(sizes)
+        faults = kernels.Faults(whole, whole.stride(0), words, shown, tag)
+    kernels.route(ids.view(-1, sizes.topk), table.new_empty(length), rows, rank, faults)
     return table
 
 
-def _fault(by_rank: Tensor, limits: Tensor, sizes: Routed) -> Tensor:
-    """Return the words of the first wrong id, else of the first rank above its capacity, else 0."""
-    world, ids = len(sizes.rows), by_rank.reshape(-1).long()
-    wrong = (ids >= sizes.experts * world).int()
-    owners = torch.where((ids < 0) | (wrong > 0), world, ids // sizes.experts)
-    counts = torch.zeros(world + 1, dtype=torch.int64, device=ids.device)
-    counts = counts.scatter_add_(0, owners, torch.ones_like(owners))[:world]
-    over = (counts > limits).int()
-    full = over.argmax()
-    kind = torch.full_like(full, OVERFLOW)
-    words = torch.stack([kind, full, counts[full], limits[full].long()]) * over.max()
-    if not ids.numel():
-        return words.int()
-    at, length = wrong.argmax(), _padded_slots(sizes)
-    seen = [torch.full_like(at, WRONG_ID), at // length, at % length // sizes.topk, ids[at]]
-    return torch.where(wrong.max() > 0, torch.stack(seen), words).int()
+def _fault(ids: Tensor, limits: Tensor, sizes: Routed, tag: int) -> list[int]:
+    """Return the words of the first wrong id, else of the first rank above its capacity, else 0.
+
+    The words are those of `kernels.experts.Faults`. This is for CPUs; kernels do it on GPUs.
+    """
+    wrong = torch.nonzero(ids >= sizes.experts * len(sizes.rows))
+    if len(wrong):
+        slot = int(wrong[0])
+        return [WRONG_ID, slot, int(ids[slot]), tag]
+    counts = torch.bincount(ids[ids >= 0] // sizes.experts, minlength=len(sizes.rows))
+    for rank, (count, limit) in enumerate(zip(counts.tolist(), limits.tolist(), strict=True)):
+        if count > limit:
+            return [OVERFLOW, rank, count, limit]
+    return [0] * 4

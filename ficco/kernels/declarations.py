@@ -194,7 +194,8 @@ EXPERTS_SCAN = _kernel(
 EXPERTS_PLACE = _kernel(
     "experts_place",
     "experts_route_kernel",
-    f"ids:*i32? workspace:*i32? routing:*i32? {_ROUTE} PLACED:=",
+    "ids:*i32? workspace:*i32? routing:*i32? limits:*i32? status:*i32? shown:*i32? "
+    f"pitch:i32? tag:i32? notes:i32? {_ROUTE} PLACED:=",
 )
 EXPERTS_PRODUCT = _kernel(
     "experts_product",

@@ -203,7 +203,28 @@ def _chunks(slots: int) -> int:
     return max(-(-slots // _CHUNK), 1)
 
 
-def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
+class Faults(NamedTuple):
+    """Where `route` keeps the first fault: four words of int32.
+
+    Words: 2, the slot of an id past the last expert, the id, `tag`; or 1, the rank with more rows
+    than its limit, the rows, the limit.
+
+    Attributes:
+        limits: int32, the first of the limits of all ranks.
+        pitch: numbers from the limit of a rank to that of the next.
+        status: [4] on the device; a fault is kept while the first word is 0.
+        shown: [4] in pinned host memory, a copy.
+        tag: a number of the host.
+    """
+
+    limits: Any
+    pitch: int
+    status: Any
+    shown: Any
+    tag: int
+
+
+def route(ids: Any, workspace: Any, rows: Rows, rank: int, faults: Faults | None = None) -> None:
     """List the rows of this rank's experts, by three launches.
 
     Args:
@@ -211,6 +232,7 @@ def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
         workspace: int32 [workspace_size(...)] or more, of any content.
         rows: its `routing` receives the list.
         rank: this rank.
+        faults: None: faults are not kept.
 
     Raises:
         InputError: there are too many experts.
@@ -218,11 +240,13 @@ def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
     """
     if rows.experts > MOST_EXPERTS:
         raise InputError(f"{rows.experts} experts on a rank; the kernels take {MOST_EXPERTS}")
-    for call in route_calls(ids, workspace, rows, rank):
+    for call in route_calls(ids, workspace, rows, rank, faults):
         call.enqueue()
 
 
-def route_calls(ids: Any, workspace: Any, rows: Rows, rank: int) -> Iterator[Call]:
+def route_calls(
+    ids: Any, workspace: Any, rows: Rows, rank: int, faults: Faults | None = None
+) -> Iterator[Call]:
     """Yield the calls of `route`."""
     chunks, lines = _chunks(rows.slots), _lines(rows.experts, rows.world)
     options = (_ROUTE_WARPS, 3, True, rows.arrays)
@@ -236,8 +260,12 @@ def route_calls(ids: Any, workspace: Any, rows: Rows, rank: int) -> Iterator[Cal
     yield Call(EXPERTS_SCAN, {"workspace": workspace}, scanned, {}, lines, *options)
     constants = {"CHUNK": _CHUNK, "PLACED": _PLACED}
     programs = max(-(-rows.slots // _PLACED), 1)
-    placed = pointers | {"routing": rows.routing}
-    yield Call(EXPERTS_PLACE, placed, numbers, constants, programs, *options)
+    kept = faults or Faults(rows.routing, 0, rows.routing, rows.routing, 0)
+    placed = pointers | {
+        "routing": rows.routing, "limits": kept.limits, "status": kept.status, "shown": kept.shown,
+    }  # fmt: skip
+    noted = {"pitch": kept.pitch, "tag": kept.tag, "notes": int(faults is not None)}
+    yield Call(EXPERTS_PLACE, placed, noted | numbers, constants, programs, *options)
 
 
 # ---- products

@@ -116,11 +116,41 @@ def _store_head(routing, sums, total, rows, experts, world):
     tl.store(routing + 3, 0)
 
 
+@triton.jit
+def _note(ids, sums, limits, pitch, status, shown, tag, total, experts, world):  # noqa: PLR0913
+    """Keep the first wrong id, or else the first rank above its limit, unless there is a fault."""
+    ranks = tl.arange(0, _RANKS)
+    is_rank = ranks < world
+    counts = tl.load(sums + 2 * experts + ranks, mask=is_rank, other=0)
+    limit = tl.load(limits + ranks * pitch, mask=is_rank, other=0x7FFFFFFF)
+    full = tl.min(tl.where(counts > limit, ranks, _RANKS), 0)
+    wrong = tl.load(sums + 2 * experts + world)
+    is_wrong = wrong < total
+    kind = tl.where(is_wrong, 2, tl.where(full < _RANKS, 1, 0))
+    count = tl.sum(tl.where(ranks == full, counts, 0), 0)
+    most = tl.sum(tl.where(ranks == full, limit, 0), 0)
+    id = tl.load(ids + tl.where(is_wrong, wrong, 0), mask=is_wrong, other=0)
+    if (kind > 0) & (tl.load(status) == 0):
+        for words in tl.static_range(2):
+            to = status if words == 0 else shown
+            tl.store(to + 1, tl.where(is_wrong, wrong, full))
+            tl.store(to + 2, tl.where(is_wrong, id, count))
+            tl.store(to + 3, tl.where(is_wrong, tag, most))
+            tl.debug_barrier()
+            tl.store(to, kind)
+
+
 @triton.jit(do_not_specialize=EXPERTS_PLACE.unknown)
 def experts_place(  # noqa: PLR0913
     ids,
     workspace,
     routing,
+    limits,
+    status,
+    shown,
+    pitch: tl.int32,
+    tag: tl.int32,
+    notes: tl.int32,
     total: tl.int32,
     chunks: tl.int32,
     experts: tl.int32,
@@ -135,6 +165,10 @@ def experts_place(  # noqa: PLR0913
 
     ids, workspace, total to CHUNK: those of `experts_count`. `experts_scan` ran before.
     routing: int32, receives the result.
+    limits, pitch: the most rows of each rank, `pitch` numbers apart.
+    status, shown: int32 [4], keep the first fault; `shown` is host memory. See `experts.Faults`.
+    tag: a number of the host, which a fault keeps.
+    notes: whether faults are noted.
     """
     program = tl.program_id(0)
     bins = 2 * experts
@@ -167,3 +201,5 @@ def experts_place(  # noqa: PLR0913
     tl.store(slots + place, slot, mask=listed)
     if program == 0:
         _store_head(routing, sums, total, before, experts, world)
+        if notes:
+            _note(ids, sums, limits, pitch, status, shown, tag, total, experts, world)
