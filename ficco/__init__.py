@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from ficco.core.machine import Machine
     from ficco.device.windows import window
     from ficco.lowering.planning import Verification, load_plan, lower, save_plan, verify
-    from ficco.operators.problem import Output, Problem
+    from ficco.operators.problem import Problem
+    from ficco.operators.problem_checks import Output
     from ficco.plan import Plan
     from ficco.plan.schedule import Schedule
     from ficco.plan.timeline import Span, Timeline
@@ -62,7 +63,7 @@ _HOMES = {
     "FusedSGD": "api.table_optimizers",
     "Machine": "core.machine",
     "Node": "api.node",
-    "Output": "operators.problem",
+    "Output": "operators.problem_checks",
     "Plan": "plan",
     "Problem": "operators.problem",
     "Routing": "api.routing",

@@ -27,7 +27,7 @@ from ficco.engine.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.measure.selector.candidates import few_rows
 from ficco.operators import registry
 from ficco.operators.exchanges import splits_table
-from ficco.operators.problem import MOST
+from ficco.operators.problem_checks import MOST
 from ficco.operators.registry import Function, Local
 from ficco.operators.routing import Routed
 from ficco.operators.shapes import check_bias, check_weight

@@ -25,7 +25,7 @@ from ficco.api.groups import collective
 from ficco.api.routes import survey
 from ficco.core.checking import whole_number
 from ficco.core.errors import InputError, shown
-from ficco.operators.problem import MOST
+from ficco.operators.problem_checks import MOST
 from ficco.operators.routing import MOST_EXPERTS, Routed, Table, parts_of
 from ficco.runtime.members import rank_in
 

@@ -331,7 +331,8 @@ def grouped_return(  # noqa: PLR0913 - an operand, or a choice, each
         windows: int64 [copies, world], the addresses of all ranks' windows, multiples of 16. None:
             `own` has the rows of the slots of all ranks.
         bases: int32 [world + 1], the first token of each rank, and the number of tokens.
-        rank, copy: this rank, and the copy of the windows.
+        rank: this rank.
+        copy: the copy of the windows.
         turned: whether the elements of a weight's columns are adjacent.
         wave: ALL_ROWS; OWN_ROWS: those of own tokens; OTHER_ROWS.
         tile: None: the best one.

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ficco.kernels.arrays import Bulk, Described, address, dtype_name, has_bulk_loads, item_bytes, stride
+from ficco.kernels.arrays import (
+    Bulk,
+    Described,
+    address,
+    dtype_name,
+    has_bulk_loads,
+    item_bytes,
+    stride,
+)
 from ficco.kernels.declarations import EXPERTS_GRADIENT, EXPERTS_ROWS
 from ficco.kernels.experts import HALF, Call, Rows, all_aligned
 from ficco.kernels.experts_tiles import ExpertTile, gradient_tile

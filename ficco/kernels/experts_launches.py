@@ -57,8 +57,8 @@ def wave_of(work: Experts) -> int:
     if ranks == full - {rank}:
         return OTHER_ROWS
     raise EngineError(
-        f"tokens of ranks {sorted(ranks)}: kernels multiply those of all ranks, of their own, or of "
-        "all others"
+        f"tokens of ranks {sorted(ranks)}: kernels multiply those of all ranks, of their own, or "
+        "of all others"
     )
 
 
@@ -76,7 +76,7 @@ def _prepare(work: Experts, setting: Setting) -> LaunchOf:
     windows, bases = _windows(work, setting) if returns else (None, None)
 
     def multiply(given: Operands, copy: int) -> Launch | None:
-        x = given.get("x") or given.get("gathered")
+        x: Any = given.get("x") or given.get("gathered")
         y, routing = given.get("y") or x, given["routing"]
         pointers = {
             "x": x, "gathered": given.get("gathered") or x, "w": given["w"], "y": y,
@@ -105,6 +105,4 @@ def _windows(work: Experts, setting: Setting) -> tuple[Any, Any]:
     return arrays.place(table, "int64"), arrays.place(first, "int32")
 
 
-RECORD = Record(
-    (EXPERTS_PRODUCT, EXPERTS_SUM), _operands, _prepare, {"wave": NO_ROWS, "tokens": 0}
-)
+RECORD = Record((EXPERTS_PRODUCT, EXPERTS_SUM), _operands, _prepare, {"wave": NO_ROWS, "tokens": 0})

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.plan.tables import GATES, MOVES, VACANT
 

@@ -13,7 +13,8 @@ from ficco.core.errors import InputError
 from ficco.operators.experts import check_shapes
 from ficco.operators.functions import CALL, size_for_this_rank, split
 from ficco.operators.functions import join as join_flat
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.operators.registry import Array, Function, Kept, Local
 from ficco.operators.routing import Routed
 from ficco.operators.shapes import sized
@@ -44,7 +45,9 @@ def _problem(
     call.check(w, "w", 3)
     e, k, n = w.shape
     if not (e and k and n):
-        raise InputError(f"w {sized(w)}; the weights of experts are [experts, k, n], none of them 0")
+        raise InputError(
+            f"w {sized(w)}; the weights of experts are [experts, k, n], none of them 0"
+        )
     check_shapes("x", x, "w", w, (e, x.shape[1], n))
     sizes = Routed(e, topk, tuple(rows))
     if len(rows) != call.world:
@@ -108,9 +111,7 @@ def _dispatch_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     if dy is None:
         return [None, None, None]
     if kept.needs[0]:
-        dx = call.mirror(
-            "matmul_combine", (dy, routing, w.transpose(1, 2), topk, rows, *rest)
-        )
+        dx = call.mirror("matmul_combine", (dy, routing, w.transpose(1, 2), topk, rows, *rest))
     if kept.needs[2]:
         facts = rest[0], kept.shapes[2], True, gathered
         dw = call.expert_gradient(x, dy, routing, topk, rows, *facts)
@@ -198,9 +199,8 @@ COMBINE = Function(
 
 
 def _gradient_shape(ranks: Ranks, *arguments: Any) -> Array:
-    tokens, rows, _, _, _, shape, by_tokens, *_ = arguments
-    e, k, n = shape
-    return tokens.new_empty((e, k, n))
+    tokens, _, _, _, _, shape, *_ = arguments
+    return tokens.new_empty(tuple(shape))
 
 
 EXPERT_GRADIENT = Function(

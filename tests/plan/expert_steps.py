@@ -42,7 +42,9 @@ def solve_experts(problem: dict, known: dict[tuple, Array], rng: np.random.Gener
         ends = [sum(c <= i for c in chosen) for i in range(e)]
         mine = [rows[r] > slot // topk - first >= 0 for slot in lists[r]]
         own = [ends[i - 1] * (i > 0) for i in range(e)]
-        own = [own[i] + sum(m and c == i for m, c in zip(mine, chosen, strict=True)) for i in range(e)]
+        own = [
+            own[i] + sum(m and c == i for m, c in zip(mine, chosen, strict=True)) for i in range(e)
+        ]
         table = [len(lists[r]), 0, max(map(len, lists)), 0, *ends, *own]
         table += [*ids[first : first + rows[r]].ravel(), *lists[r]]
         known[r, "routing"][0] = np.pad(
@@ -81,8 +83,8 @@ class ExpertStep:
         own = HEAD + 2 * self.e
         begin = own + self.rows[self.rank] * self.topk
         used = begin + int(numbers[0])
-        return [[int(n) for n in part] for part in
-                (numbers[HEAD : HEAD + self.e], numbers[own:begin], numbers[begin:used])]  # fmt: skip
+        parts = numbers[HEAD : HEAD + self.e], numbers[own:begin], numbers[begin:used]
+        return [[int(number) for number in part] for part in parts]
 
     def first(self, rank: int) -> int:
         return sum(self.rows[:rank]) * self.topk
@@ -114,7 +116,9 @@ class ExpertStep:
         source = self.see(self.reads[2 + (i if self.mode == "gather" else 0)])
         if self.mode == "gather":
             owner = self.step["writes"][i]["of"]
-            at = {row: slots[row] // self.topk - sum(self.rows[:owner]) for row in range(len(slots))}
+            at = {
+                row: slots[row] // self.topk - sum(self.rows[:owner]) for row in range(len(slots))
+            }
         else:
             owner, at = self.owners()[i], {row: row for row in range(len(slots))}
         span = range(self.first(owner), self.first(owner + 1))

@@ -23,7 +23,8 @@ from ficco.kernels.table_operands import TableOperands
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.lowering import lower_rank
 from ficco.measure.selector.candidates import few_rows
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.program.tiling import TILES
 
