@@ -31,6 +31,7 @@ from ficco.measure.launching import NO_MULTICAST, run_ranks
 
 STARTS = 4  # most starts of the processes, if they fail
 START_S = 25.0  # approximate time to start them; with less time left, nothing starts
+PROBE_S = 45.0  # most time of the probe
 END_S = 8.0  # time that is left for their end
 REGIMES = ("captured", "eager", "synchronized")
 HOW = {
@@ -63,8 +64,9 @@ def arguments() -> argparse.Namespace:
     add("--ways", nargs="*", default=list(points.WAYS), choices=list(points.WAYS))
     add("--regimes", nargs="*", default=list(REGIMES), choices=REGIMES)
     add("--rounds", type=int, default=30, help="rounds of turns; default: %(default)s")
-    add("--point-seconds", type=float, default=8.0, metavar="S",
+    add("--point-seconds", type=float, default=12.0, metavar="S",
         help="seconds for a point's rounds, 5 at least: %(default)s")  # fmt: skip
+    add("--probe", action="store_true", help="only try PyTorch's all_to_all_vdev_2d")
     add("--list", action="store_true", help="list the points and exit")
     add("--check", action="store_true", help="on a CPU, tiny: compare results, time nothing")
     add("--rank-of", help=argparse.SUPPRESS)
@@ -97,6 +99,7 @@ class Run:
         self._read = 0
         self._begun: tuple[str, str] | None = None
         self._skipped: dict[str, dict[str, str]] = {}
+        self._given_up: set[str] = set()  # points whose operands ended the processes
 
     def _note_sharing(self) -> None:
         there = len(self.document["gpus"])
@@ -120,7 +123,7 @@ class Run:
         part.replace(self.path)
 
     def _left(self) -> float:
-        return self.begin + self.args.budget - time.time()
+        return float(self.begin + self.args.budget - time.time())
 
     def _watch(self, folder: Path) -> None:
         """Process rank 0's new reports."""
@@ -141,7 +144,7 @@ class Run:
 
     def _todo(self) -> list[points.Point]:
         done = {entry["point"] for entry in self.document["points"]}
-        return [point for point in self.asked if point.id not in done]
+        return [point for point in self.asked if point.id not in done | self._given_up]
 
     def _start(self) -> str:
         """Measure what is left in new processes; return the error, or an empty string."""
@@ -160,6 +163,16 @@ class Run:
             left = max(self._left(), 1.0)
             return run_ranks(command, args.gpus, folder, left, lambda: self._watch(folder))
 
+    def probe(self) -> None:
+        """Try PyTorch's all-to-all over NVSHMEM in processes of their own, as it may end them."""
+        with tempfile.TemporaryDirectory(prefix="moe") as name:
+            command = [__file__, "--probe", "--rank-of", name]
+            reason = run_ranks(command, self.args.gpus, Path(name), PROBE_S, lambda: None)
+            found = Path(name, "probe.json")
+            said = json.loads(found.read_text()) if found.exists() else f"it failed: {reason}"
+        self.document["probe"] = {"all_to_all_vdev_2d": said}
+        print(f"all_to_all_vdev_2d: {said}", file=sys.stderr)
+
     def run(self) -> None:
         """Measure all points; a way that ends the processes is left out of points of its kind."""
         for _ in range(STARTS):
@@ -174,11 +187,15 @@ class Run:
             self.write()
             if self._begun is None:
                 break
+            if way not in points.WAYS:
+                self._given_up.add(point)
             why = f"ended its process in {point}: {reason}"[:1500]
             for other in self.asked:  # it would fail again
                 if other.kind == point.split()[0]:
                     self._skipped.setdefault(other.id, {})[way] = why
-        self.document["left_out"] = [point.id for point in self._todo()]
+        if not self.args.check and "shared_gpus" not in self.document and self._left() > PROBE_S:
+            self.probe()
+        self.document["left_out"] = [*self._given_up, *(point.id for point in self._todo())]
         self.write()
 
 
@@ -194,9 +211,10 @@ def _told(found: dict[str, Any]) -> str:
 def main() -> int:
     args = arguments()
     if args.rank_of:
-        from experts_compared import worker
+        from experts_compared import probing, worker
 
-        return worker.run(Path(args.rank_of))
+        run_rank = probing.run if args.probe else worker.run
+        return run_rank(Path(args.rank_of))
     if args.list:
         print("\n".join(point.id for point in asked_points(args)))
         return 0
@@ -205,6 +223,10 @@ def main() -> int:
     Path(args.out).mkdir(parents=True, exist_ok=True)
     run = Run(args)
     run.write()
+    if args.probe:
+        run.probe()
+        run.write()
+        return 0
     try:
         run.run()
     finally:

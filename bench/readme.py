@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pages.calls_on_the_host import calls_on_the_host
 from pages.embeddings import embeddings
+from pages.experts import experts
 from pages.few_rows import few_rows
 from pages.for_readme import first_table, machines_measured, recorded, results
 from pages.for_results import results_readme
@@ -28,7 +29,7 @@ QUICKSTART = ROOT / "docs" / "quickstart.md"
 RESULTS = ROOT / "bench" / "results"
 PAGES = (
     summary, operators, models, calls_on_the_host, few_rows, embeddings, sweeps, on_a_cpu,
-    predictions,
+    predictions, experts,
 )  # fmt: skip
 PARTS = {  # of pages that are written by hand, by the name of their marks
     README: {"gains": first_table, "machines": machines_measured, "results": results},
@@ -57,7 +58,8 @@ def rendered() -> dict[Path, str]:
         for name, part in parts.items():
             found[path] = between(found[path], name, part(page))
     here = Page(RESULTS, "../../bench/results")
-    found |= {PERFORMANCE / f"{write.__name__}.md": write(here) for write in PAGES}
+    pages = {PERFORMANCE / f"{write.__name__}.md": write(here) for write in PAGES}
+    found |= {path: text for path, text in pages.items() if text}  # no page without results
     return found | {RESULTS / "README.md": results_readme(Page(RESULTS, "."))}
 
 

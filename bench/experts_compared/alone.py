@@ -45,7 +45,7 @@ class Alone:
         """Run the i-th call."""
         _, gates, w_in, w_out = operands
         ops: Any = torch
-        count, ends = self.counts[i], self.ends[i]
+        count, ends = max(self.counts[i], 1), self.ends[i]
         z = ops._grouped_mm(self.rows[:count], w_in, offs=ends)
         h = pieces.activation(z, ends) if self.summed else self.hidden[:count]
         y: Tensor = ops._grouped_mm(h, w_out, offs=ends)

@@ -20,8 +20,9 @@ __all__ = ["all_gather", "all_to_all", "gathered_places"]
 Tensor = torch.Tensor
 
 
-def all_to_all(layer: Layer, i: int, x: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
+def all_to_all(layer: Layer, i: int, *operands: Tensor) -> Tensor:
     """Return the result of the i-th call."""
+    x, gates, w_in, w_out = operands
     world, e, topk = layer.world, layer.e, layer.shape.topk
     order, ends = pieces.sorted_slots(layer.ids[i].view(-1), layer.experts)
     own = torch.diff(ends, prepend=ends.new_zeros(1)).view(world, e)
@@ -30,15 +31,15 @@ def all_to_all(layer: Layer, i: int, x: Tensor, gates: Tensor, w_in: Tensor, w_o
     sent, received = torch.stack([own.sum(1), theirs.sum(1)]).tolist()  # the host waits
     index = pieces.inverse(order).view(-1, topk)
     places = Places(order // topk, order, index)
-    rows = pieces.Spread.apply(x, places)
-    rows = pieces.Exchange.apply(rows, received, sent)
+    rows = pieces.spread(x, places)
+    rows = pieces.exchange(rows, received, sent)
     by_expert, local_ends = _by_expert(theirs, sum(received))
     back = pieces.inverse(by_expert)
-    rows = pieces.Reorder.apply(rows, by_expert, back)
+    rows = pieces.reorder(rows, by_expert, back)
     rows = pieces.experts(rows, local_ends, w_in, w_out)
-    rows = pieces.Reorder.apply(rows, back, by_expert)
-    rows = pieces.Exchange.apply(rows, sent, received)
-    found: Tensor = pieces.Collect.apply(rows, gates, places)
+    rows = pieces.reorder(rows, back, by_expert)
+    rows = pieces.exchange(rows, sent, received)
+    found: Tensor = pieces.collect(rows, gates, places)
     return found
 
 
@@ -80,19 +81,20 @@ def gathered_places(layer: Layer, ids: Tensor, capacity: int) -> tuple[Places, T
     return Places(order // topk, order, index.view(-1, topk), pad), ends.int()
 
 
-def all_gather(layer: Layer, i: int, x: Tensor, gates: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
+def all_gather(layer: Layer, i: int, *operands: Tensor) -> Tensor:
     """Return the result of the i-th call. The host does not wait."""
+    x, gates, w_in, w_out = operands
     topk = layer.shape.topk
     if gates.requires_grad:
-        every_gate = pieces.Gather.apply(gates)
+        every_gate = pieces.gather(gates)
         ids = pieces.gathered(layer.ids[i].int())
     else:
         packed = torch.cat([layer.ids[i].int(), gates.view(torch.int32)], 1)
         packed = pieces.gathered(packed)
         ids, every_gate = packed[:, :topk], packed[:, topk:].contiguous().view(torch.float32)
-    every_x = pieces.Gather.apply(x)
+    every_x = pieces.gather(x)
     places, ends = gathered_places(layer, ids, layer.capacity)
-    rows = pieces.experts(pieces.Spread.apply(every_x, places), ends, w_in, w_out)
-    sums = pieces.Collect.apply(rows, every_gate, places)
-    found: Tensor = pieces.Scatter.apply(sums)
+    rows = pieces.experts(pieces.spread(every_x, places), ends, w_in, w_out)
+    sums = pieces.collect(rows, every_gate, places)
+    found: Tensor = pieces.scatter(sums)
     return found

@@ -1,8 +1,8 @@
 """A mixture of experts by PyTorch's symmetric memory: each rank pushes rows to its peers.
 
-The algorithm of torchtitan's MinimalAsyncEP, forward only: counts of all ranks go to all ranks; from
-them each rank computes where its rows belong in the receivers' order of experts, and later where
-results belong at the owners of tokens. A barrier follows each push. No host waits.
+The algorithm of torchtitan's MinimalAsyncEP, forward only. Counts of all ranks go to all
+ranks. From them each rank computes where its rows belong in the receivers' order of experts, and
+later where results belong at the owners of tokens. A barrier follows each push. No host waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Symmetric:
     def __init__(self, layer: Layer) -> None:
         from torch.distributed import _symmetric_memory as symmetric
 
-        self.layer, group = layer, dist.group.WORLD
+        self.layer, group = layer, _group()
         slots = layer.point.tokens * layer.shape.topk
         kinds: list[tuple[tuple[int, int], torch.dtype]] = [
             ((layer.world, layer.experts), torch.int64),
@@ -85,6 +85,10 @@ class Symmetric:
         return self.own[0]
 
 
+def _group() -> Any:
+    return dist.group.WORLD
+
+
 def targets(counts: Tensor, experts: Tensor, rank: int, e: int) -> tuple[Tensor, Tensor]:
     """Return the receiver of each of this rank's rows, and its row there.
 
@@ -105,7 +109,9 @@ def origins(counts: Tensor, rank: int, e: int, rows: int) -> tuple[Tensor, Tenso
     """Return the owner of each of this rank's rows, the row there, and where experts end, int32.
 
     Args:
-        counts, rank, e: see `targets`.
+        counts: see `targets`.
+        rank: this rank.
+        e: experts of a rank.
         rows: the rows of the result; those behind the last row have no meaning.
     """
     world = counts.shape[0]

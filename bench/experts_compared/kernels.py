@@ -13,7 +13,7 @@ __all__ = ["push", "silu_mul", "slot_sums"]
 BLOCK = 1024
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator]
 def _silu_mul(z, h, count, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     if row < tl.load(count):
@@ -25,7 +25,7 @@ def _silu_mul(z, h, count, width, block: tl.constexpr):  # type: ignore[no-untyp
         tl.store(h + row * width + columns, value.to(h.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator]
 def _push(x, source, peers, places, addresses, count, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     if row < tl.load(count):
@@ -39,7 +39,7 @@ def _push(x, source, peers, places, addresses, count, width, block: tl.constexpr
             tl.store(to + columns, tl.load(x + first + columns, mask=inside), mask=inside)
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator]
 def _slot_sums(rows, index, gates, y, width, topk: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)

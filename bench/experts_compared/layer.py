@@ -6,6 +6,7 @@ operands of another one, and a check needs no collective.
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import torch
@@ -137,9 +138,25 @@ class Layer:
             dx, dgates = torch.autograd.grad(y, (x, gates), self.dy[tokens].double())
         return y.detach(), dx, dgates
 
+    def weight_gradients(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients [d, 2 f] and [f, d] of this rank's first expert, in float64."""
+        layer, number = i % self.weights.layers, (i + self.turned) % SETS
+        expert = self.rank * self.e
+        pair = self.weights.expert(layer, expert)
+        w_in, w_out = (w.double().t().requires_grad_() for w in pair)
+        with torch.enable_grad():
+            total = w_in.sum() * 0 + w_out.sum() * 0
+            for rank in range(self.world):
+                ids, gates = self.routing(number, rank)
+                at, slot = torch.nonzero(ids == expert, as_tuple=True)
+                gate, up = (self.tokens_of(rank)[at].double() @ w_in).chunk(2, 1)
+                row = (torch.nn.functional.silu(gate) * up) @ w_out * gates[at, slot, None].double()
+                total = total + (row * self.tokens_of(rank + self.world)[at].double()).sum()
+            return torch.autograd.grad(total, (w_in, w_out))  # type: ignore[return-value]
+
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
     """Return the largest relative error of a row, by 2-norms; infinite if one is NaN."""
     gap = (found.double() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-30)
     worst = float(gap.max())
-    return float("inf") if worst != worst else worst
+    return math.inf if math.isnan(worst) else worst

@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from experts_compared.alone import Alone
 from experts_compared.by_symmetric import Symmetric
 from experts_compared.layer import Layer, relative_error
 from experts_compared.pieces import Sums
-from ficco.measure.clock import Config, Timer, beat, calls_for
+from ficco.measure.clock import Config, Timer, beat
 from ficco.measure.launching import Rendezvous
 
 __all__ = ["Asked", "Measuring", "figures", "measure"]
@@ -30,10 +31,11 @@ TURN = 3  # another routing, for the check of a graph
 Tensor = torch.Tensor
 
 
+@dataclass(frozen=True)
 class Asked:
     """Options of a point.
 
-    Args:
+    Attributes:
         ways: names, as in `points.WAYS`.
         regimes: of forward passes.
         rounds: number of rounds.
@@ -41,14 +43,17 @@ class Asked:
         end: deadline, a value of time.time().
         skipped: ways that are left out, and why.
         tries: receives the name of each way before it runs.
+        sharing: whether ranks share GPUs.
     """
 
-    def __init__(  # noqa: PLR0913 - a point has this many options
-        self, ways: Sequence[str], regimes: Sequence[str], rounds: int, limit_s: float, end: float,
-        skipped: dict[str, str], tries: Callable[[str], None], sharing: bool,
-    ) -> None:  # fmt: skip
-        self.ways, self.regimes, self.rounds, self.limit_s = ways, regimes, rounds, limit_s
-        self.end, self.skipped, self.tries, self.sharing = end, skipped, tries, sharing
+    ways: Sequence[str]
+    regimes: Sequence[str]
+    rounds: int
+    limit_s: float
+    end: float
+    skipped: dict[str, str]
+    tries: Callable[[str], None]
+    sharing: bool
 
 
 def figures(values: Sequence[float]) -> dict[str, float]:
@@ -61,6 +66,13 @@ def figures(values: Sequence[float]) -> dict[str, float]:
         "median": round(middle, 4), "p10": round(low, 4), "p90": round(high, 4),
         "runs": len(ordered),
     }  # fmt: skip
+
+
+def calls_for(call_ms: float) -> int:
+    """Return the number of calls in a run: even, so that all layers' weights are used alike."""
+    if call_ms < 1.5:
+        return points.SETS
+    return 4 if call_ms < 5.0 else 2
 
 
 class Measuring:
@@ -196,22 +208,30 @@ class Measuring:
         wanted = self.layer.wanted(i)
         found = [y[tokens]]
         if self.trains:
-            found += [self.grads[0][tokens], self.grads[1][tokens]]
+            found += [self.grads[0][tokens], self.grads[1][tokens].reshape(1, -1)]
+            wanted = (*wanted[:2], wanted[2].reshape(1, -1))
         gaps = [relative_error(a, b) for a, b in zip(found, wanted, strict=False)]
+        if self.trains:
+            first = [self.grads[2][0], self.grads[3][0]]  # of this rank's first expert
+            pairs = zip(first, self.layer.weight_gradients(i), strict=True)
+            gaps += [relative_error(a.reshape(1, -1), b.reshape(1, -1)) for a, b in pairs]
         worst = max(self.rendezvous.gather(max(gaps)))
         if math.isfinite(worst):
             self.errors[name] = max(self.errors.get(name, 0.0), float(f"{worst:.3g}"))
         return "" if worst < TOLERANCE[y.dtype] else f"wrong: relative error {worst:.3g}"
 
     def _count_calls(self, config: Config) -> None:
-        mine = Timer(self.rendezvous, 2).run(config, "eager")[0]
-        self.timer = Timer(self.rendezvous, min(calls_for(max(self.rendezvous.gather(mine))), 8))
+        """Find the number of calls of a run, from the time of a way that is ready."""
+        mine: list[float] = []
+        self.attempt(lambda: mine.extend(Timer(self.rendezvous, 2).run(config, "eager")))
+        calls = calls_for(max(self.rendezvous.gather(mine[0] if mine else 0.0)))
+        self.timer = Timer(self.rendezvous, calls)
 
     def regimes_of(self, name: str) -> list[str]:
         """Return the regimes in which a way is timed."""
         wanted = points.REGIMES[self.layer.point.kind]
         found = [each for each in self.asked.regimes if each in wanted]
-        no_graph = name in points.NO_GRAPH
+        no_graph = name in points.NO_GRAPH or not self.gpu
         no_graph |= self.asked.sharing and name in points.OURS  # gloo moves their routing
         return [each for each in found if each != "captured" or not no_graph]
 
@@ -256,7 +276,9 @@ class Measuring:
     def rounds(self) -> None:
         """Time all ways round by round; the order of a round is equal on all ranks."""
         end = time.time() + self.asked.limit_s
-        entries = [(config, each) for config in self.configs for each in self.regimes_of(config.name)]
+        entries = [
+            (config, regime) for config in self.configs for regime in self.regimes_of(config.name)
+        ]
         for number in range(self.asked.rounds + 1):
             past = self.rendezvous.gather(float(time.time() > end))[0]
             if (past and number > LEAST_ROUNDS) or self.late(0.0):

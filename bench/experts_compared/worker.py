@@ -92,10 +92,16 @@ def _about(device: str, sharing: bool) -> dict[str, Any]:
     if device == "cpu":
         return {"check": True}
     return {
-        "nccl": list(torch.cuda.nccl.version()), "ficco_fallback": ficco.fallback_reason(),
+        "nccl": nccl(), "ficco_fallback": ficco.fallback_reason(),
         "sharing": sharing, "gpus_used": torch.cuda.device_count(),
-        "all_to_all_vdev_2d": nvshmem() or "NVSHMEM is there; see `probe`",
+        "all_to_all_vdev_2d": nvshmem() or "see `probe`",
     }  # fmt: skip
+
+
+def nccl() -> list[int]:
+    """Return NCCL's version."""
+    version: Any = torch.cuda.nccl.version
+    return list(version())
 
 
 def _freed(device: str) -> None:

@@ -18,7 +18,7 @@ PAGES = {  # by script: the page of docs/performance that shows its results
     "cold_start": "calls_on_the_host", "few_rows": "few_rows", "device": "few_rows",
     "embedding": "embeddings", "dlrm": "models", "sweep": "sweeps", "paced": "on_a_cpu",
     "host": "on_a_cpu", "predict": "predictions", "host_predictions": "predictions",
-    "scenarios": "predictions", "push_sm_predicted": "predictions",
+    "scenarios": "predictions", "push_sm_predicted": "predictions", "moe": "experts",
 }  # fmt: skip
 SCRIPTS = {  # where the script has another name than its result
     "sweep": "keep_sweep",
