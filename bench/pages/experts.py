@@ -1,51 +1,69 @@
-"""docs/performance/experts.md: grouped products of experts on one GPU, in CUDA graphs."""
+"""docs/performance/experts.md: mixtures of experts. There is no page without results."""
 
 from __future__ import annotations
 
 from naming import where
-from tables.sources import Document, Page, machines, table, whole_page
+from tables import experts as tables
+from tables.sources import Document, Page, machines, whole_page
+
+from pages.words import NO_MULTICAST, REGIMES
 
 FIRST = (
-    "This page shows the speed of the products of experts (mixture of experts) on one GPU, without "
-    "communication. It is for readers who train or serve such models. Rows go to experts by random "
-    "routing: uniform, or by Zipf's law. A figure is the median of interleaved replays of CUDA "
-    "graphs, in TFLOP/s."
+    "This page shows how long a mixture of experts takes with `ficco.moe` and with PyTorch's "
+    "collectives, with experts on all ranks. It is for readers who train or serve such models. The "
+    "layers have the sizes of released models, in bfloat16. A figure is the median of interleaved "
+    "rounds, in microseconds per call of the slowest rank. Each call has a new routing; the "
+    "weights of several layers are used in turn."
 )
 WAYS = (
-    "*grouped* is ficco's product, which reads rows by index. *select* is `index_select` of the "
-    "rows, then `torch._grouped_mm`; *permuted* is `torch._grouped_mm` of rows that are permuted "
-    "already. *returned* is ficco's product that stores rows at slots, then the sums of slots; "
-    "*index_add* is `torch._grouped_mm`, then `index_add` into the tokens' rows."
+    "- *`ficco.moe`* reads the number of rows on the host where it needs it. *With a capacity* the "
+    "host does not wait. Pairs of schedules are the calls `ficco.dispatch_matmul` and "
+    "`ficco.matmul_combine`, with a capacity.",
+    "- *NCCL all-to-all* sends slots, after the host has read how many; PyTorch permutes rows.",
+    "- *NCCL all-gather* sends all tokens to all ranks, and adds up results by a reduce-scatter.",
+    "- *Symmetric memory* is PyTorch's: each rank stores rows at its peers. Forward only.",
+    "- *GEMMs alone* are both `torch._grouped_mm`, on rows that are permuted already. The *floor* "
+    "adds the activation and the local sum. They are no competitors.",
+    "- *Imbalance* is the largest over the mean number of rows, per rank, then per expert.",
 )
-NAMES = ("grouped", "select", "permuted", "returned", "index_add")
-BARS = {
-    "over_select": "select", "over_permuted": "permuted rows (256 rows per expert and more)",
-    "over_index_add": "index_add",
-}  # fmt: skip
+GAINS = (
+    "Speed-ups of `ficco.moe`, the faster of its two ways, over the fastest other way: geometric "
+    "means, the least, and the number of points at which ficco is slower. Below 1 ficco is slower."
+)
+PREDICTED = (
+    "Microseconds of ficco's calls by the simulator, captured, for uniform routing. They were "
+    "written before the measurement, in the same run. For 4 and 8 ranks nothing was measured."
+)
 
 
 def experts(page: Page) -> str:
-    """Return the text of the page."""
-    body = [WAYS, ""]
-    for path, document in page.one("grouped_gemm_h200x1"):
-        body += [f"## {where(document).removesuffix('s')}", ""]
-        body += table(
-            ["ficco over", "cases", "geometric mean", "least"],
-            [
-                [BARS[name], f"{bar['cases']}", f"{bar['geometric_mean']:.2f}x",
-                 f"{bar['least']:.2f}x"]
-                for name, bar in document["bars"].items()
-            ],
-        )  # fmt: skip
-        body += ["", *_table(document), "", *machines([(path, document)], page), ""]
-    following = {"embeddings.md": "Embeddings: pooled tables and their all-to-all."}
-    return whole_page("Experts", FIRST, body, following)
+    """Return the text of the page; empty if there are no results."""
+    found = [(path, document) for path, document in page.every("moe") if document["points"]]
+    if not found:
+        return ""
+    body = [*WAYS, "", REGIMES, "", NO_MULTICAST, ""]
+    for path, document in found:
+        body += [f"## {where(document)}", "", *_measured(document)]
+        body += [*machines([(path, document)], page), f"- Commit `{document['commit'][:8]}`.", ""]
+    newest = max(found, key=lambda each: each[1]["date"])[1]
+    if newest["predicted"]:
+        body += ["## Predictions", "", PREDICTED, "", *tables.predicted_table(newest), ""]
+    following = {
+        "operators.md": "Operators: the calls with one weight per rank.",
+        "predictions.md": "Predictions: how well the simulator predicts.",
+    }
+    return whole_page("Mixtures of experts", FIRST, body, following)
 
 
-def _table(document: Document) -> list[str]:
-    rows = []
-    for case in document["cases"]:
-        about = [f"{case[name]}" for name in ("model", "part", "rows", "routing")]
-        rates = case["tflops"]
-        rows.append([*about, *[f"{rates[name]}" if name in rates else "-" for name in NAMES]])
-    return table(["model", "part", "rows", "routing", *NAMES], rows)
+def _measured(document: Document) -> list[str]:
+    """Return the tables of a result."""
+    body = [GAINS, "", *tables.gains(document), ""]
+    for section in tables.sections(document):
+        kind, regime, routing = section
+        title = f"### {tables.KINDS[kind]}, {regime}, {routing} routing"
+        body += [title, "", *tables.points_table(document, section), ""]
+    if without := tables.reasons(document):
+        body += ["Without figures:", "", *without, ""]
+    if left := document["left_out"]:
+        body += [f"The time was over before these points: {', '.join(left)}.", ""]
+    return body

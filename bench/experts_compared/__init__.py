@@ -1,0 +1,1 @@
+"""Mixtures of experts on several ranks, in ficco and in PyTorch. For moe.py."""
