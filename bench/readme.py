@@ -59,7 +59,8 @@ def rendered() -> dict[Path, str]:
         for name, part in parts.items():
             found[path] = between(found[path], name, part(page))
     here = Page(RESULTS, "../../bench/results")
-    found |= {PERFORMANCE / f"{write.__name__}.md": write(here) for write in PAGES}
+    pages = {PERFORMANCE / f"{write.__name__}.md": write(here) for write in PAGES}
+    found |= {path: text for path, text in pages.items() if text}  # no page without results
     return found | {RESULTS / "README.md": results_readme(Page(RESULTS, "."))}
 
 

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from ficco.api.arguments import check_dense, check_held, process_group
 from ficco.api.experts import dispatch_matmul, matmul_combine
 from ficco.api.groups import collective
-from ficco.api.routing import checked_capacity, experts_per_rank, route
+from ficco.api.routing import Routing, checked_capacity, experts_per_rank, route
 from ficco.core.errors import InputError, closest, shown
 from ficco.core.private.torch_core import any_autocast
+from ficco.kernels.experts_activation import swiglu, swiglu_gradient
 from ficco.plan.schedule import Schedule
 from ficco.runtime.members import rank_in
 
@@ -133,7 +134,10 @@ def moe(  # noqa: PLR0913 - a call has this many options
         room = max(routing.count(), 1)
     options: dict[str, Any] = {"group": group, "schedule": schedule}
     z = dispatch_matmul(x, routing, w_in, capacity=room, **options)
-    h = _gated(z, routing.row_gates(room), act, isinstance(activation, str))
+    if activation == "swiglu" and z.is_cuda and not _compiling():
+        h: Tensor = _Swiglu.apply(z, routing.gates, routing)  # type: ignore[no-untyped-call]
+    else:
+        h = _gated(z, routing.row_gates(room), act, isinstance(activation, str))
     if h.dim() != 2 or tuple(h.shape) != (room, w_out.shape[1]):
         raise InputError(
             f"activation: it returned {list(h.shape)} for {list(z.shape)}, and w_out is "
@@ -241,6 +245,27 @@ def _gated(z: Tensor, gates: Tensor, act: Activation, named: bool) -> Tensor:
         return gated
     h = act(z)
     return (h.float() * gates.unsqueeze(-1)).to(h.dtype)
+
+
+class _Swiglu(torch.autograd.Function):
+    """The activation "swiglu" times gates, by kernels of GPUs. It saves its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, gates: Tensor, routing: Routing) -> Tensor:
+        """Return the activations of rows; gates are those of the slots of all ranks."""
+        ctx.save_for_backward(z, gates)
+        ctx.routing = routing
+        h = z.new_empty((z.shape[0], z.shape[1] // 2))
+        swiglu(routing.listed, z.contiguous(), gates, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients of z and gates; rows that no expert has get none."""
+        z, gates = ctx.saved_tensors
+        dz, dgates = torch.empty_like(z), torch.zeros_like(gates)
+        swiglu_gradient(ctx.routing.listed, z, gates, dh.contiguous(), dz, dgates)
+        return dz, dgates, None
 
 
 class _GatedActivation(torch.autograd.Function):

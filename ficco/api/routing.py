@@ -25,6 +25,7 @@ from ficco.api.groups import collective
 from ficco.api.routes import survey
 from ficco.core.checking import whole_number
 from ficco.core.errors import InputError, shown
+from ficco.kernels.experts import Rows
 from ficco.operators.problem_checks import MOST
 from ficco.operators.routing import MOST_EXPERTS, Routed, Table, parts_of
 from ficco.runtime.members import rank_in
@@ -118,6 +119,11 @@ class Routing:
     def worst(self) -> int:
         """Rows of a rank at most, if the experts of a token differ."""
         return sum(self.rows) * min(self.topk, self.experts)
+
+    @property
+    def listed(self) -> Rows:
+        """The list of rows, as ficco's kernels take it."""
+        return Rows.of(self.sizes, self.rank, self.table)
 
     def row_gates(self, count: int) -> Tensor:
         """Return the gates of the first `count` rows, float32 [count], 0 behind the last row.

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 __all__ = [
     "ALL_REDUCE", "EXPERTS_COUNT", "EXPERTS_GRADIENT", "EXPERTS_PLACE", "EXPERTS_PRODUCT",
-    "EXPERTS_ROWS", "EXPERTS_SCAN", "EXPERTS_SUM", "FIND_SEGMENTS", "GATED", "GATHER",
+    "EXPERTS_ROWS", "EXPERTS_SCAN", "EXPERTS_SUM", "EXPERTS_SWIGLU", "EXPERTS_SWIGLU_GRADIENT", "FIND_SEGMENTS", "GATED", "GATHER",
     "KERNELS", "LIST_LOOKUPS", "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING",
     "SUM", "SUMMING", "UPDATE_ROWS", "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
 ]  # fmt: skip
@@ -219,6 +219,17 @@ EXPERTS_GRADIENT = _kernel(
     "b_width:i32 a_stride:i64 b_stride:i64 BLOCK_M:= BLOCK_N:= BLOCK_K:= PANEL:= A_INDEXED:= "
     "B_INDEXED:= A_BULK:= B_BULK:= ON_GPU:=",
 )
+EXPERTS_SWIGLU = _kernel(
+    "experts_swiglu",
+    "experts_activation_kernel",
+    "z:* gates:*fp32? routing:*i32? h:* list_at:i32? capacity:i32? f:i32 BLOCK_M:= BLOCK_N:=",
+)
+EXPERTS_SWIGLU_GRADIENT = _kernel(
+    "experts_swiglu_gradient",
+    "experts_activation_kernel",
+    "z:* gates:*fp32? dh:* routing:*i32? dz:* dgates:*fp32? list_at:i32? capacity:i32? f:i32 "
+    "BLOCK_M:= BLOCK_N:=",
+)
 EXPERTS_ROWS = _kernel(
     "experts_rows",
     "experts_gradient_kernel",
@@ -232,6 +243,7 @@ KERNELS = {
         GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, SENDING, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
         EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM,
-        EXPERTS_GRADIENT, EXPERTS_ROWS,
+        EXPERTS_GRADIENT, EXPERTS_ROWS, EXPERTS_SWIGLU,
+        EXPERTS_SWIGLU_GRADIENT,
     )
 }  # fmt: skip

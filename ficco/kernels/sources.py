@@ -20,7 +20,7 @@ from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.plan.tables import GATES, MOVES, VACANT
 
 MODULES = (
-    "declarations", "experts_gradient_kernel", "experts_product_kernel", "experts_route_kernel",
+    "declarations", "experts_activation_kernel", "experts_gradient_kernel", "experts_product_kernel", "experts_route_kernel",
     "experts_sum_kernel", "gated_push_kernel", "gated_sum_kernel", "gated_wait_kernel", "mailbox",
     "one_kernel_all_reduce_kernel", "one_kernel_gather_kernel", "one_kernel_handshake",
     "one_kernel_pool_kernel", "one_kernel_product", "pooled_block",

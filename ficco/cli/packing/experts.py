@@ -7,6 +7,7 @@ from itertools import product
 
 from ficco.kernels import experts, experts_gradient
 from ficco.kernels.arrays import Arrays, Described, has_bulk_loads
+from ficco.kernels.experts_activation import swiglu_call, swiglu_gradient_call
 from ficco.kernels.experts_tiles import BY_POINTERS, FEW, FLAT, GRADIENT, WIDE
 from ficco.kernels.variants import Launch
 
@@ -42,6 +43,10 @@ def expert_launches(arrays: Arrays, dtype: str, odd: bool) -> Iterator[Launch]:
         if WIDE in tiles:
             given = gradient | {"routing": rows.routing}
             yield experts_gradient.gradient_call(rows, given, False, False, GRADIENT).launch()
+    for f in (512, 515, 1024, 1030) if odd else (512, 1024):
+        z, h, gates = _array(dtype, 128, 2 * f), _array(dtype, 128, f), _array("float32", 256)
+        yield swiglu_call(rows, z, gates, h).launch()
+        yield swiglu_gradient_call(rows, z, gates, h, z, gates).launch()
     for d in (512, 515, 1024, 1030) if odd else (512, 1024):
         x = _array(dtype, 128, d)
         yield experts.sum_call(rows, x, x).launch()
