@@ -1,6 +1,6 @@
 """Runs the kernels of experts under Triton's interpreter, or reads their compiled text.
 
-TRITON_INTERPRET=1 python experts_worker.py lists|products|waves|returned|gradients|alone
+TRITON_INTERPRET=1 python experts_worker.py lists|products|waves|returned|gradients|activation|alone
 python experts_worker.py assembly
 """
 
@@ -16,6 +16,7 @@ from interpreting import run_named
 
 from ficco.cli.packing.experts import expert_launches
 from ficco.kernels.arrays import DescribedArrays
+from ficco.kernels.experts_activation import swiglu, swiglu_gradient
 from ficco.kernels.experts_tiles import ExpertTile
 
 TILE = ExpertTile(16, 32, 16, 2, 4, 3)
@@ -92,6 +93,29 @@ def gradients() -> None:
     _case("even").differentiate(0, 40, True, True)
 
 
+def activation() -> None:
+    """Swiglu times gates, and its gradients; rows that no expert has stay as they are."""
+    case = _case("even")
+    rows, slots = case.listed(0), case.ids.numel()
+    count = len(case.wanted_list(0)[0])
+    for capacity, f in ((count + 3, 20), (count - 1, 1100)):
+        some = min(count, capacity)
+        z, gates = torch.randn(capacity, 2 * f, requires_grad=True), torch.rand(slots)
+        gates.requires_grad_()
+        h, dh = torch.full((capacity, f), torch.nan), torch.randn(capacity, f)
+        swiglu(rows, z.detach(), gates.detach(), h)
+        chosen = rows.routing[rows.list_at :][:some].long()
+        wanted = torch.nn.functional.silu(z[:some, :f]) * z[:some, f:] * gates[chosen][:, None]
+        torch.testing.assert_close(h[:some], wanted)
+        assert h[some:].isnan().all()
+        wanted.backward(dh[:some])
+        dz, dgates = torch.full_like(z, torch.nan), torch.zeros(slots)
+        swiglu_gradient(rows, z.detach(), gates.detach(), dh, dz, dgates)
+        torch.testing.assert_close(dz[:some], z.grad[:some], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(dgates, gates.grad, atol=1e-4, rtol=1e-4)
+        assert dz[some:].isnan().all()
+
+
 def alone() -> None:
     """A NaN in a token reaches the rows of this token alone."""
     case = _case("even")
@@ -121,5 +145,5 @@ def assembly() -> None:
 if __name__ == "__main__":
     run_named({
         "lists": lists, "products": products, "waves": waves, "returned": returned,
-        "gradients": gradients, "alone": alone, "assembly": assembly,
+        "gradients": gradients, "activation": activation, "alone": alone, "assembly": assembly,
     })  # fmt: skip

@@ -11,7 +11,8 @@ WORKER = Path(__file__).with_name("experts_worker.py")
 
 
 @pytest.mark.parametrize(
-    "subject", ["lists", "products", "waves", "returned", "gradients", "alone", "assembly"]
+    "subject",
+    ["lists", "products", "waves", "returned", "gradients", "activation", "alone", "assembly"],
 )
 def test_experts(subject: str, tmp_path: Path, torch: object) -> None:
     interpret = "0" if subject == "assembly" else "1"
