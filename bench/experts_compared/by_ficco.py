@@ -34,13 +34,10 @@ def calls(dispatch: str, combine: str) -> Way:
 
     def run(layer: Layer, i: int, *operands: Any) -> Tensor:
         x, gates, w_in, w_out = operands
-        room = layer.capacity
-        routing = ficco.route(layer.ids[i], layer.experts, gates=gates, capacity=room)
-        z = ficco.dispatch_matmul(x, routing, w_in, capacity=room, schedule=dispatch)
-        gate, up = z.chunk(2, -1)
-        h = torch.nn.functional.silu(gate) * up
-        h = (h.float() * routing.row_gates(room).unsqueeze(-1)).to(h.dtype)
-        found: Tensor = ficco.matmul_combine(h, routing, w_out, schedule=combine)
+        found: Tensor = ficco.moe(
+            x, layer.ids[i], gates, w_in, w_out, capacity=layer.capacity,
+            schedule=(dispatch, combine),
+        )  # fmt: skip
         return found
 
     return run
