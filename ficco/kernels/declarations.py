@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+
 class Parameter(NamedTuple):
     """One parameter of a kernel.
 
