@@ -92,7 +92,7 @@ class Run:
             "bench": "moe", **found, **about, "world": args.gpus, "budget_s": args.budget,
             "rounds": args.rounds, "environment": NO_MULTICAST, "ways": points.WAYS, "how": HOW,
             "group": {}, "points": [], "failed": [], "left_out": [],
-            "predicted": [] if args.check else foresight.predictions(self.asked),
+            "predicted": [] if args.check else foresight.predictions(self.asked, args.gpus),
         }  # fmt: skip
         self._note_sharing()
         self.path = self._path()

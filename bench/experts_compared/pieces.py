@@ -86,7 +86,8 @@ def by_add(rows: Tensor, places: Places, gates: Tensor | None) -> Tensor:
     token = places.token
     if places.pad >= 0:
         at = torch.arange(len(token), device=token.device)
-        token = torch.where(places.rows.flatten()[places.slot] == at, token, tokens)
+        there = (places.rows.flatten()[places.slot] == at) & (at != places.pad)
+        token = torch.where(there, token, tokens)
     return rows.new_zeros(tokens + 1, rows.shape[1]).index_add_(0, token, rows)[:tokens]
 
 
