@@ -31,7 +31,7 @@ def _push(x, source, peers, places, addresses, count, width, block: tl.constexpr
     if row < tl.load(count):
         first = tl.load(source + row).to(tl.int64) * width
         address = tl.load(addresses + tl.load(peers + row))
-        to = address.to(tl.pointer_type(x.dtype.element_ty))
+        to = tl.multiple_of(address.to(tl.pointer_type(x.dtype.element_ty)), 16)  # bytes
         to += tl.load(places + row).to(tl.int64) * width
         for start in range(0, width, block):
             columns = start + tl.arange(0, block)
