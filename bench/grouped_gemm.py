@@ -93,12 +93,10 @@ class Problem:
         }
         if self.part == "down":
             window, sums = torch.empty(count, self.n, **kind), torch.empty(tokens, self.n, **kind)
-            table = torch.tensor([window.data_ptr()], device="cuda")
-            bases = torch.tensor([0, tokens], **integers)
             zero = torch.zeros(tokens, self.n, **kind)
 
             def returned() -> None:
-                experts.grouped_return(rows, permuted, w, table, bases, tile=tile)
+                experts.grouped_return(rows, permuted, w, window, tile=tile)
                 experts.slot_sums(rows, window, sums)
 
             def added() -> Any:

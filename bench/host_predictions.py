@@ -84,7 +84,8 @@ def measured_case(
     from ficco.measure import host_us, simulator
     from ficco.measure.selector.facts import facts_of
     from ficco.measure.selector.rule import estimate_us
-    from ficco.operators.problem import Output, Problem
+    from ficco.operators.problem import Problem
+    from ficco.operators.problem_checks import Output
     from ficco.plan.schedule import Schedule
 
     m, n, k = shape

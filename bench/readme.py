@@ -14,6 +14,7 @@ from pages.experts import experts
 from pages.few_rows import few_rows
 from pages.for_readme import first_table, machines_measured, recorded, results
 from pages.for_results import results_readme
+from pages.grouped_products import grouped_products
 from pages.models import models
 from pages.on_a_cpu import on_a_cpu
 from pages.operators import operators
@@ -28,8 +29,8 @@ README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 RESULTS = ROOT / "bench" / "results"
 PAGES = (
-    summary, operators, models, calls_on_the_host, few_rows, embeddings, sweeps, on_a_cpu,
-    predictions, experts,
+    summary, operators, models, calls_on_the_host, few_rows, embeddings, experts,
+    grouped_products, sweeps, on_a_cpu, predictions,
 )  # fmt: skip
 PARTS = {  # of pages that are written by hand, by the name of their marks
     README: {"gains": first_table, "machines": machines_measured, "results": results},

@@ -20,6 +20,7 @@ from ficco.core.errors import (
 from ficco.core.lazy_modules import loaded
 
 if TYPE_CHECKING:
+    from ficco.api.experts import dispatch_matmul, matmul_combine
     from ficco.api.explaining import explain
     from ficco.api.functions import (
         all_gather_matmul,
@@ -38,15 +39,18 @@ if TYPE_CHECKING:
         synchronize,
         window_bytes,
     )
+    from ficco.api.moe import moe
     from ficco.api.node import Node
     from ficco.api.overlapping import overlap, restore
+    from ficco.api.routing import Routing, route
     from ficco.api.sizing import limit_windows, reserve
     from ficco.api.table_optimizers import FusedRowWiseAdagrad, FusedSGD
     from ficco.api.tuning import tune
     from ficco.core.machine import Machine
     from ficco.device.windows import window
     from ficco.lowering.planning import Verification, load_plan, lower, save_plan, verify
-    from ficco.operators.problem import Output, Problem
+    from ficco.operators.problem import Problem
+    from ficco.operators.problem_checks import Output
     from ficco.plan import Plan
     from ficco.plan.schedule import Schedule
     from ficco.plan.timeline import Span, Timeline
@@ -59,9 +63,10 @@ _HOMES = {
     "FusedSGD": "api.table_optimizers",
     "Machine": "core.machine",
     "Node": "api.node",
-    "Output": "operators.problem",
+    "Output": "operators.problem_checks",
     "Plan": "plan",
     "Problem": "operators.problem",
+    "Routing": "api.routing",
     "Schedule": "plan.schedule",
     "Span": "plan.timeline",
     "Timeline": "plan.timeline",
@@ -71,6 +76,7 @@ _HOMES = {
     "all_to_all_matmul": "api.functions",
     "close": "api.groups",
     "column_matmul": "api.functions",
+    "dispatch_matmul": "api.experts",
     "embedding_all_to_all": "api.functions",
     "explain": "api.explaining",
     "fallback_reason": "api.groups",
@@ -79,12 +85,15 @@ _HOMES = {
     "lower": "lowering.planning",
     "matmul_all_reduce": "api.functions",
     "matmul_all_to_all": "api.functions",
+    "matmul_combine": "api.experts",
     "matmul_reduce_scatter": "api.functions",
+    "moe": "api.moe",
     "overlap": "api.overlapping",
     "prepare": "api.groups",
     "reserve": "api.sizing",
     "reset": "api.groups",
     "restore": "api.overlapping",
+    "route": "api.routing",
     "save_plan": "lowering.planning",
     "synchronize": "api.groups",
     "tune": "api.tuning",
@@ -106,6 +115,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Problem",
+    "Routing",
     "Schedule",
     "ScheduleError",
     "Span",
@@ -118,6 +128,7 @@ __all__ = [
     "all_to_all_matmul",
     "close",
     "column_matmul",
+    "dispatch_matmul",
     "embedding_all_to_all",
     "explain",
     "fallback_reason",
@@ -126,12 +137,15 @@ __all__ = [
     "lower",
     "matmul_all_reduce",
     "matmul_all_to_all",
+    "matmul_combine",
     "matmul_reduce_scatter",
+    "moe",
     "overlap",
     "prepare",
     "reserve",
     "reset",
     "restore",
+    "route",
     "save_plan",
     "synchronize",
     "tune",

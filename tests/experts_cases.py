@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ficco.kernels import experts
+from ficco.kernels import experts, experts_gradient
 from ficco.kernels.experts_tiles import ExpertTile
 
 Tensor = torch.Tensor
@@ -123,8 +123,7 @@ class Case:
         """Run `grouped_return` of all ranks, then `slot_sums`; compare; return the sums."""
         slots, count = self.ids.numel(), self.topk
         windows = [self.nan(tokens * count, self.n) for tokens in self.tokens]
-        padding = 16
-        table = torch.tensor([window.data_ptr() - padding for window in windows])
+        table = torch.tensor([[0] * self.world, [window.data_ptr() for window in windows]])
         bases = torch.tensor(self.bases, dtype=torch.int32)
         wanted = torch.zeros(slots, self.n, dtype=torch.float64, device=self.device)
         sizes, lists = torch.zeros_like(wanted), []
@@ -136,8 +135,8 @@ class Case:
             w = self.random(self.experts, self.d, self.n, scale=self.scale)
             given = w.transpose(1, 2).contiguous() if turned else w
             experts.grouped_return(
-                rows, h, given, table.to(self.device), bases.to(self.device), padding, turned,
-                tile=self.tile,
+                rows, h, given, windows[rank], table.to(self.device), bases.to(self.device), rank,
+                1, turned, tile=self.tile,
             )  # fmt: skip
             whole = self.nan(len(listed), self.d)
             whole[:room] = h[: len(listed)]
@@ -175,9 +174,12 @@ class Case:
         a, a_gathered, a_rows = operand(a_indexed, self.d)
         b, b_gathered, b_rows = operand(b_indexed, self.d if b_indexed else self.n)
         dw = self.nan(self.experts, a.shape[1], b.shape[1])
-        experts.weight_gradient(
+        experts_gradient.weight_gradient(
             rows, a, b, dw, a_gathered, b_gathered, a_indexed, b_indexed, self.tile
         )
+        copy = self.nan(len(listed), self.d)
+        experts_gradient.listed_rows(rows, x, gathered, copy)
+        assert torch.equal(copy, by_row)
         first = 0
         for expert, end in enumerate(ends.tolist()):
             chosen = slice(first, end if a_indexed and b_indexed else min(end, capacity))

@@ -88,11 +88,11 @@ def first_table(page: Page) -> str:
 
 
 def machines_measured(page: Page) -> str:
-    """Return the GPUs of all results in words: "2 and 4 NVIDIA H100s and H200s"."""
+    """Return the GPUs of all results of several ranks: "2 and 4 NVIDIA H100s and H200s"."""
     found = {
         tuple(where(document).split(" NVIDIA "))
         for _, document in read(sorted(page.results.glob("*.json")))
-        if document.get("gpus") and document.get("world") and not document.get("shared_gpus")
+        if document.get("gpus") and document.get("world", 0) > 1 and not document.get("shared_gpus")
     }
     counts = {gpu: sorted(int(count) for count, of in found if of == gpu) for _, gpu in found}
     by_counts: dict[str, list[str]] = {}

@@ -16,9 +16,10 @@ PAGES = {  # by script: the page of docs/performance that shows its results
     "compare": "operators", "regret": "operators", "characterize": "operators", "model": "models",
     "host_cost": "calls_on_the_host", "signals": "calls_on_the_host",
     "cold_start": "calls_on_the_host", "few_rows": "few_rows", "device": "few_rows",
-    "embedding": "embeddings", "dlrm": "models", "sweep": "sweeps", "paced": "on_a_cpu",
-    "host": "on_a_cpu", "predict": "predictions", "host_predictions": "predictions",
-    "scenarios": "predictions", "push_sm_predicted": "predictions", "moe": "experts",
+    "embedding": "embeddings", "grouped_gemm": "grouped_products", "dlrm": "models",
+    "sweep": "sweeps", "paced": "on_a_cpu", "host": "on_a_cpu", "predict": "predictions",
+    "host_predictions": "predictions", "scenarios": "predictions",
+    "push_sm_predicted": "predictions", "moe": "experts",
 }  # fmt: skip
 SCRIPTS = {  # where the script has another name than its result
     "sweep": "keep_sweep",

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from ficco.core.checking import whole_number, whole_numbers
 from ficco.core.errors import InputError, shown
 from ficco.core.private.torch_core import group_named
-from ficco.operators.problem import MOST
+from ficco.operators.problem_checks import MOST
 
 Tensor = torch.Tensor
 _DESTROYED = (

@@ -280,8 +280,9 @@ class Gradients:
     @staticmethod
     def expert_gradient(*args: Any) -> Tensor:
         """Return the gradient of the weights of a rank's experts; see `EXPERT_GRADIENT`."""
-        *others, group, shape, by_tokens = args
-        product: Tensor = perform("expert_gradient", (*others, list(shape), by_tokens, group))
+        *others, group, shape, by_tokens, gathered = args
+        facts = list(shape), by_tokens, gathered, group
+        product: Tensor = perform("expert_gradient", (*others, *facts))
         return product
 
     pools = Pools

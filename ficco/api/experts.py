@@ -18,7 +18,7 @@ from ficco.api.groups import collective
 from ficco.api.routes import DIRECT, survey
 from ficco.core.checking import true_or_false, whole_number
 from ficco.core.errors import InputError
-from ficco.operators.problem import MOST
+from ficco.operators.problem_checks import MOST
 from ficco.plan.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 
 @collective
-def dispatch_matmul(  # noqa: PLR0913 - a call has this many options
+def dispatch_matmul(
     x: Tensor,
     routing: Routing,
     w: Tensor,

@@ -13,10 +13,11 @@ from ficco.api.auto import AUTO
 from ficco.api.host_profile import profile_note
 from ficco.api.layer_timing import unmeasured
 from ficco.api.layers.choosing import choice_of, problem_of, schedule_of
+from ficco.api.layers.experts import Experts
 from ficco.api.layers.layer import Layer, Left, layer_of
 from ficco.api.overlapping import RECORD, Overlapped, added
 from ficco.core.checking import true_or_false
-from ficco.core.errors import InputError
+from ficco.core.errors import InputError, counted
 from ficco.operators.problem import Problem
 from ficco.plan.schedule import Schedule
 
@@ -108,12 +109,28 @@ def _record(record: Overlapped, lefts: Sequence[Left], measured: bool) -> Iterat
         yield from (f"    {line}" for line in text.split("\n"))
     for number, reason in enumerate(reasons, 1):
         yield f"  [{number}] {reason}"
+    if record.experts:
+        yield f"{counted(len(record.experts), 'module')} of experts:"
+        named_texts = [(each.name, _experts(each, how)) for each, how in record.experts]
+        for names, text in _merged(named_texts):
+            yield f"  {names}"
+            yield f"    {text}"
     if lefts:
         yield "left unchanged:"
         named_texts = [(left.name, f"{left.style}: {left.why}") for left in lefts]
         for names, text in _merged(named_texts):
             yield f"  {names}"
             yield f"    {text}"
+
+
+def _experts(experts: Experts, schedule: str | Schedule) -> str:
+    """Return a line on a module of experts."""
+    name = schedule.name if isinstance(schedule, Schedule) else schedule
+    shared = (
+        "each rank takes its part of the tokens" if experts.shared else "ranks hold other tokens"
+    )
+    ranks = counted(experts.mesh.size(), "rank")
+    return f"{experts.style} -> moe over {ranks}, where {shared}; schedule: {name}"
 
 
 def _head(layers: Sequence[Layer], total: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
+from ficco.api import expert_status
 from ficco.api.arguments import process_group
 from ficco.core.call_lock import CallLock
 from ficco.core.checking import positive_seconds
@@ -212,10 +213,9 @@ def _open_gpus(
     if torch.version.hip is not None and profile.name == "cuda":
         profile = Machine.named("hip")
     runtime = GpuProcessRuntime(pg, profile, timeout_s, window_limit, opening_s=opening_s)
-    kernels = kernels_of(runtime)
+    runtime.kernels = kernels = kernels_of(runtime)
     if kernels.reason:
         log.warning("schedule='auto' uses none of ficco's own kernels: %s", kernels.reason)
-    runtime.kernels = kernels
     _gpu_runtimes[pg] = runtime
     _note_devices()
     forget_calls()
@@ -367,7 +367,7 @@ def plain_reason(group: Any, on_gpu: bool) -> str | None:
 def opened(group: Any) -> list[ProcessRuntime]:
     """Return the open runtimes of a group, in the same order on all ranks."""
     pg = process_group(group)
-    found = [kind.get(pg) for kind in (_gpu_runtimes, _runtimes)]
+    found = _gpu_runtimes.get(pg), _runtimes.get(pg)
     return [open_runtime for open_runtime in found if open_runtime is not None]
 
 
@@ -381,10 +381,8 @@ def device_of(group: Any) -> str | None:
 
 def _note_devices() -> None:
     """Update the record of open groups, after a change. Other threads may read it meanwhile."""
-    kinds = (_runtimes, _gpu_runtimes)
-    runtimes = [(pg.group_name, each) for kind in kinds for pg, each in list(kind.items())]
-    now = {name: str(open_runtime.device) for name, open_runtime in runtimes}
-    _devices.update(now)
+    pairs = [*list(_runtimes.items()), *list(_gpu_runtimes.items())]
+    _devices.update(now := {pg.group_name: str(each.device) for pg, each in pairs})
     for name in set(_devices) - set(now):
         _devices.pop(name, None)
 
@@ -411,6 +409,7 @@ def reset(group: Any = None) -> None:
     """
     for open_runtime in opened(group):
         open_runtime.reset()
+    expert_status.forget(process_group(group))
 
 
 def synchronize(group: Any = None) -> None:
@@ -434,6 +433,7 @@ def synchronize(group: Any = None) -> None:
     """
     for open_runtime in opened(group):
         open_runtime.check()
+    expert_status.check(process_group(group), wait=True)
 
 
 def window_bytes(group: Any = None) -> int:
@@ -478,6 +478,7 @@ def close(group: Any = None) -> None:
         return
     unchecked = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
     pg = group if unchecked else process_group(group)
+    expert_status.forget(pg)
     kinds = (_runtimes, _gpu_runtimes)
     for open_runtime in filter(None, [kind.get(pg) for kind in kinds]):
         open_runtime.check_outside()

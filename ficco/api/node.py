@@ -23,8 +23,10 @@ from ficco.engine.group_kernels import GroupKernels
 from ficco.lowering import planning
 from ficco.lowering.lowered import Lowered
 from ficco.measure import selector
+from ficco.operators import registry
 from ficco.operators.arrays import Library, row_contiguous
-from ficco.operators.problem import MAX_WORLD, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.operators.registry import Posed
 from ficco.plan import Plan, operand_buffers
 from ficco.plan.schedule import Schedule

@@ -17,6 +17,7 @@ from ficco.api.arguments import check_dense, check_held, process_group
 from ficco.api.auto import AUTO
 from ficco.api.call_cache import find, key_of
 from ficco.api.calling import Call
+from ficco.api.expert_tables import return_gates, route_experts
 from ficco.api.routes import custom, is_observed
 from ficco.core.checking import whole_number
 from ficco.core.dtypes import DTYPES
@@ -26,7 +27,7 @@ from ficco.engine.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.measure.selector.candidates import few_rows
 from ficco.operators import registry
 from ficco.operators.exchanges import splits_table
-from ficco.operators.problem import MOST
+from ficco.operators.problem_checks import MOST
 from ficco.operators.registry import Function, Local
 from ficco.operators.routing import Routed
 from ficco.operators.shapes import check_bias, check_weight
@@ -225,7 +226,7 @@ def begin_exchange(x: Tensor, splits: Sequence[int], group: Any) -> Callable[[],
     )
 
 
-def expert_gradient(
+def expert_gradient(  # noqa: PLR0913 - as many as its schema has
     tokens: Tensor,
     rows: Tensor,
     routing: Tensor,
@@ -233,15 +234,13 @@ def expert_gradient(
     counts: Sequence[int],
     shape: Sequence[int],
     by_tokens: bool,
+    gathered: bool,
     group: Any,
 ) -> Tensor:
-    """Return the gradient of the weights of this rank's experts; see `EXPERT_GRADIENT`.
-
-    Tokens of one rank are gathered from all ranks before.
-    """
+    """Return the gradient of the weights of this rank's experts; see `EXPERT_GRADIENT`."""
     pg = process_group(group)
     rank = rank_in(pg)
-    if tokens.shape[0] != sum(counts) or len(counts) > 1 and tokens.shape[0] == counts[rank]:
+    if not gathered and len(counts) > 1:
         tokens = distributed.gathered(tokens, counts, pg)
     sizes = Routed(int(shape[0]), topk, tuple(counts))
     result = rows.new_empty(tuple(shape))
@@ -256,5 +255,13 @@ def token(x: Tensor) -> Tensor:
 
 
 _OWN: dict[str, Callable[..., Any]] = {  # functions without a plan
-    function.__name__: function for function in (column_matmul, exchange_rows, expert_gradient, token)
+    function.__name__: function
+    for function in (
+        column_matmul,
+        exchange_rows,
+        expert_gradient,
+        token,
+        route_experts,
+        return_gates,
+    )
 }

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ficco.api.auto import AUTO
-from ficco.api.layers import autotp, dtensor, megatron
+from ficco.api.layers import autotp, dtensor, experts, megatron
 from ficco.api.layers.choosing import check_schedule
 from ficco.api.layers.finding import Found
 from ficco.api.layers.layer import ATTRIBUTE, Layer, Left, Options, Ranks, Split, layer_of, ranks_of
@@ -49,6 +49,7 @@ class Overlapped:
 
     Attributes:
         modules: the overlapped modules; each has a Layer.
+        experts: the overlapped modules of experts, with the schedule of each.
         left: tensor-parallel modules that were left unchanged.
         replaced: (module, name of its dictionary, key, old value); None: there was no value.
         ranks: of the group that layers without a group of their own are split over.
@@ -56,6 +57,7 @@ class Overlapped:
 
     ranks: Ranks
     modules: list[Module] = field(default_factory=list)
+    experts: list[tuple[experts.Experts, str | Schedule]] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     replaced: list[tuple[Module, str, Any, Any]] = field(default_factory=list)
 
@@ -168,11 +170,12 @@ def overlap(
     chosen = _schedule_lookup(schedule, list(named))
     named_group = None if group is None else ranks.group
     plans = plans_of(module, plan, named_group)
-    layers, left = _search(named, plans, ranks, named_group)
-    layers, left, gathers = _settle_gathers(named, layers, left, chosen)
+    found, left = _search(named, plans, ranks, named_group)
+    several = _experts(found, left, chosen)
+    layers, left, gathers = _settle_gathers(named, _linear(found), left, chosen)
     _check_plan(named, left, plans)
-    _check(layers, left, group, ranks, strict)
-    record = Overlapped(ranks, left=left)
+    _check(layers, left, group, ranks, strict, bool(several))
+    record = Overlapped(ranks, experts=several, left=left)
     try:
         known: dict[Any, Ranks] = {ranks.group: ranks}
         for entry in layers:
@@ -181,6 +184,8 @@ def overlap(
             options = Options(option, save_gathered and entry.gathers, contiguous)
             _wrap(entry, place, options, record)
             check_schedule(layer_of(entry.module))
+        for each, how in several:
+            record.replace(each.module, _INSTANCE_DICT, "forward", each.forward(how))
         for parent, gathering in gathers:
             record.replace(parent, BEFORE, gathering.key, gathering.hook)
         if share and HOOKS_ARE_KNOWN:
@@ -237,35 +242,58 @@ def added(module: Module, record: Overlapped) -> list[Left]:
     named = dict(module.named_modules())
     layers, left = _search(named, plans_of(module, None, None), record.ranks, None)
     before = {entry.name for entry in record.left}
-    found: list[Found | Left] = [*layers, *left]
+    found: list[Any] = [*layers, *left]
     return [Left(each.name, each.style, _ADDED) for each in found if each.name not in before]
 
 
 def _search(
     named: Mapping[str, Module], plans: Plans, ranks: Ranks, group: Any
-) -> tuple[list[Found], list[Left]]:
+) -> tuple[list[Found | experts.Experts], list[Left]]:
     """Find what is split over the ranks, or summed over them: each layer, module or parameter."""
-    layers: list[Found] = []
+    layers: list[Found | experts.Experts] = []
     left: list[Left] = []
     splits = Splits(named, [group])
     for name, module in named.items():
-        if ATTRIBUTE in module.__dict__:
+        if ATTRIBUTE in module.__dict__ or experts.is_overlapped(module):
             continue
-        answer = plans.look(name, module, splits, ranks.group)
+        answer: Found | experts.Experts | Left | None = experts.look(name, module)
+        answer = answer or plans.look(name, module, splits, ranks.group)
         answer = answer or dtensor.look(name, module)
         answer = answer or megatron.look(name, module, ranks.group)
         answer = answer or autotp.look(name, module, ranks.group)
-        if isinstance(answer, Found):
+        if isinstance(answer, (Found, experts.Experts)):
             layers.append(answer)
             continue
         if answer is not None:
             left.append(answer)
         left += plans.parameters(name, module, splits, answer is not None)
     if not HOOKS_ARE_KNOWN:  # hooks of a DTensor layer may repeat the work of its new forward
-        hidden = [entry for entry in layers if isinstance(entry.module.weight, DTensor)]
+        linear = _linear(layers)
+        hidden = [entry for entry in linear if isinstance(entry.module.weight, DTensor)]
         left += [Left(entry.name, entry.style, _HOOKS_HIDDEN) for entry in hidden]
         layers = [entry for entry in layers if entry not in hidden]
     return layers, left
+
+
+def _linear(layers: Sequence[Found | experts.Experts]) -> list[Found]:
+    return [entry for entry in layers if isinstance(entry, Found)]
+
+
+def _experts(
+    layers: Sequence[Found | experts.Experts],
+    left: list[Left],
+    chosen: Callable[[str], str | Schedule | None],
+) -> list[tuple[experts.Experts, str | Schedule]]:
+    """Return modules of experts with their schedules, and list those that the user excludes."""
+    found = []
+    for entry in layers:
+        if isinstance(entry, experts.Experts):
+            schedule = chosen(entry.name)
+            if schedule is None:
+                left.append(Left(entry.name, entry.style, _LEFT_BY_USER))
+            else:
+                found.append((entry, schedule))
+    return found
 
 
 def _settle_gathers(
@@ -333,20 +361,21 @@ def _check_plan(named: Mapping[str, Module], left: Sequence[Left], plans: Plans)
 
 
 def _check(
-    layers: Sequence[Found], left: Sequence[Left], group: Any, ranks: Ranks, strict: bool
-) -> None:
+    layers: Sequence[Found], left: Sequence[Left], group: Any, ranks: Ranks, strict: bool,
+    has_experts: bool,
+) -> None:  # fmt: skip
     """Refuse a model that cannot be overlapped.
 
     Raises:
         InputError: see `overlap`.
     """
     unwanted = sum(entry.why == _LEFT_BY_USER for entry in left)
-    if not layers and unwanted == len(left) > 0:
+    if not layers and not has_experts and unwanted == len(left) > 0:
         raise InputError(
             f"schedule: it leaves all {unwanted} tensor-parallel layers unchanged, so there is "
             "nothing to overlap; name a schedule for some"
         )
-    if not layers and not any(entry.overlappable for entry in left):
+    if not (layers or has_experts or any(entry.overlappable for entry in left)):
         raise InputError(
             "module: it has no tensor-parallel layer to overlap; parallelize it first "
             "(torch.distributed.tensor.parallel.parallelize_module, a Hugging Face tp_plan, "

@@ -27,7 +27,8 @@ from ficco.engine.available_memory import LOOKED_AT, check_on
 from ficco.engine.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.engine.group_kernels import GroupKernels
 from ficco.kernels import pack
-from ficco.operators.problem import MOST, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import MOST
 from ficco.plan.schedule import Schedule
 
 _NEAR_BEST = 1.3  # times the best duration: such a schedule may be the best for other rows

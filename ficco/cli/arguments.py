@@ -18,7 +18,8 @@ from ficco.core.machine import Machine
 from ficco.lowering.lowered import Lowered
 from ficco.lowering.sending import sends
 from ficco.measure.selector.candidates import few_rows
-from ficco.operators.problem import MAX_WORLD, MODES, Problem
+from ficco.operators.problem import MODES, Problem
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan.schedule import MAX_CHUNKS, Schedule
 from ficco.program.passes.served import check_served
 

@@ -13,7 +13,7 @@ from ficco.cli.arguments import HOST_RANKS
 from ficco.cli.launch import end_with_launcher, launch
 from ficco.core.errors import EngineError, InputError
 from ficco.measure.launching import NO_MULTICAST
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 
 
 def write_profile(path: str, ranks: int | None, processes: bool = False) -> int:

@@ -21,7 +21,7 @@ from ficco.core.checking import positive_seconds
 from ficco.core.errors import EngineError, FiccoError, InputError, MachineError, counted
 from ficco.core.machine import Machine
 from ficco.measure.selector import Book
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 
 TIMEOUT_S = 30.0
 NEAR = 0.03  # a choice counts as good within this fraction of the best time

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ficco.core.checking import whole_number
 from ficco.core.errors import InputError, counted, shown
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 
 Place: TypeAlias = tuple[int, int]  # a rank, and a program of it
 Word: TypeAlias = tuple[int, Hashable]  # a rank, and a signal of it

@@ -23,7 +23,7 @@ from ficco.device.allocation import Memory, local, shared, symmetric
 from ficco.device.layout import STATE_WORDS, STATUS, table_values
 from ficco.device.state import on_gpu
 from ficco.engine.available_memory import check_on
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan.tables import VACANT
 from ficco.runtime.gpus_of_group import facts_of_gpu, here, reason_of
 from ficco.runtime.members import rank_in

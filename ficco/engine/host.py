@@ -164,7 +164,9 @@ class BoundProgram(bound_program.BoundProgram):
         elif isinstance(work, Reduce):
             compute.reduce([view(r) for r in work.reads], view(work.target))
         elif isinstance(work, Bag):
-            ends = handles[self.program.rank, work.bags.buffer, 0]  # a bag ends where the next begins
+            ends = handles[
+                self.program.rank, work.bags.buffer, 0
+            ]  # a bag ends where the next begins
             bags = (work.bags.col0, work.bags.col1)
             weights = None if work.weights is None else view(work.weights)[0]
             compute.bag(

@@ -14,7 +14,7 @@ from ficco.engine.compute.own_kernels import OwnKernels
 from ficco.kernels.arrays import Address, Described, DescribedArrays
 from ficco.kernels.records import Places, Setting
 from ficco.kernels.variants import Launch
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan import RankPlan, Region
 from ficco.program import Work
 from ficco.program.passes import compile_plan

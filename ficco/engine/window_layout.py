@@ -9,7 +9,7 @@ from typing import Any
 from ficco import _native
 from ficco.kernels.arrays import Address
 from ficco.kernels.records import Places
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan import SIGNALS_PER_COPY, WindowBytes
 
 COPIES = 2

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 __all__ = [
     "ALL_REDUCE", "EXPERTS_COUNT", "EXPERTS_GRADIENT", "EXPERTS_PLACE", "EXPERTS_PRODUCT",
-    "EXPERTS_SUM", "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS",
-    "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING", "SUM", "SUMMING", "UPDATE_ROWS",
-    "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
+    "EXPERTS_ROWS", "EXPERTS_SCAN", "EXPERTS_SUM", "EXPERTS_SWIGLU", "EXPERTS_SWIGLU_GRADIENT",
+    "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS", "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING",
+    "SUM", "SUMMING", "UPDATE_ROWS", "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
 ]  # fmt: skip
 
 
@@ -182,14 +182,20 @@ UPDATE_SPLIT_ROWS = _kernel(
     "COLS:=",
 )
 
-_ROUTE = "experts:i32? world:i32? rank:i32? own_begin:i32? own_end:i32? CHUNK:="
+_ROUTE = (
+    "total:i32? chunks:i32? experts:i32? world:i32? rank:i32? own_begin:i32? own_end:i32? CHUNK:="
+)
 EXPERTS_COUNT = _kernel(
-    "experts_count", "experts_route_kernel", f"ids:*i32? counts:*i32? total:i32? {_ROUTE}"
+    "experts_count", "experts_route_kernel", f"ids:*i32? workspace:*i32? {_ROUTE}"
+)
+EXPERTS_SCAN = _kernel(
+    "experts_scan", "experts_route_kernel", "workspace:*i32? chunks:i32? lines:i32?"
 )
 EXPERTS_PLACE = _kernel(
     "experts_place",
     "experts_route_kernel",
-    f"ids:*i32? counts:*i32? shifts:*i32? routing:*i32? total:i32? chunks:i32? {_ROUTE}",
+    "ids:*i32? workspace:*i32? routing:*i32? limits:*i32? status:*i32? shown:*i32? "
+    f"pitch:i32? tag:i32? notes:i32? {_ROUTE} PLACED:=",
 )
 EXPERTS_PRODUCT = _kernel(
     "experts_product",
@@ -202,14 +208,33 @@ EXPERTS_PRODUCT = _kernel(
 EXPERTS_SUM = _kernel(
     "experts_sum",
     "experts_sum_kernel",
-    "rows:* ids:*i32? y:* tokens:i32? topk:i32? all_experts:i32? d:i32 BLOCK_M:= BLOCK_N:=",
+    "rows:* routing:*i32? y:* ids_at:i32? tokens:i32? topk:i32? all_experts:i32? d:i32 "
+    "BLOCK_M:= BLOCK_N:=",
 )
 EXPERTS_GRADIENT = _kernel(
     "experts_gradient",
     "experts_gradient_kernel",
-    "a:* a_gathered:* b:* b_gathered:* dw:* routing:*i32? list_at:i32? experts:i32? topk:i32? "
-    "capacity:i32? own_begin:i32? own_end:i32? a_width:i32 b_width:i32 a_stride:i64 b_stride:i64 "
-    "BLOCK_M:= BLOCK_N:= BLOCK_K:= PANEL:= A_INDEXED:= B_INDEXED:= ON_GPU:=",
+    "a:* a_gathered:* a_bulk:matrix b:* b_gathered:* b_bulk:matrix dw:* routing:*i32? "
+    "list_at:i32? experts:i32? topk:i32? own_begin:i32? own_end:i32? capacity:i32? a_width:i32 "
+    "b_width:i32 a_stride:i64 b_stride:i64 BLOCK_M:= BLOCK_N:= BLOCK_K:= PANEL:= A_INDEXED:= "
+    "B_INDEXED:= A_BULK:= B_BULK:= ON_GPU:=",
+)
+EXPERTS_SWIGLU = _kernel(
+    "experts_swiglu",
+    "experts_activation_kernel",
+    "z:* gates:*fp32? routing:*i32? h:* list_at:i32? capacity:i32? f:i32 BLOCK_M:= BLOCK_N:=",
+)
+EXPERTS_SWIGLU_GRADIENT = _kernel(
+    "experts_swiglu_gradient",
+    "experts_activation_kernel",
+    "z:* gates:*fp32? dh:* routing:*i32? dz:* dgates:*fp32? list_at:i32? capacity:i32? f:i32 "
+    "BLOCK_M:= BLOCK_N:=",
+)
+EXPERTS_ROWS = _kernel(
+    "experts_rows",
+    "experts_gradient_kernel",
+    "x:* gathered:* y:* routing:*i32? list_at:i32? experts:i32? topk:i32? own_begin:i32? "
+    "own_end:i32? capacity:i32? d:i32 x_stride:i64 BLOCK_M:= BLOCK_N:=",
 )
 
 KERNELS = {
@@ -217,6 +242,8 @@ KERNELS = {
     for kernel in (
         GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, SENDING, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
-        EXPERTS_COUNT, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM, EXPERTS_GRADIENT,
+        EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM,
+        EXPERTS_GRADIENT, EXPERTS_ROWS, EXPERTS_SWIGLU,
+        EXPERTS_SWIGLU_GRADIENT,
     )
 }  # fmt: skip

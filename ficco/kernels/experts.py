@@ -1,19 +1,19 @@
-"""Mixture of experts on a device: the list of rows, grouped products, sums, weights' gradients.
+"""Mixture of experts on a device: the list of rows, grouped products, sums of slots.
 
-    count = workspace_size(ids.shape[0] * ids.shape[1], experts, world)
-    route(ids, workspace, rows, rank)                        # the list of this rank's rows
-    grouped(rows, x, gathered, w, y)                         # y[i] = x[token of i] . w[expert of i]
-    grouped_return(rows, h, w, windows, bases)               # h[i] . w[expert of i], to its owner
-    slot_sums(rows, returned, y)                             # y[t] = sum over t's slots
-    weight_gradient(rows, a, b, dw, a_gathered)              # dw[e] = sum of a[i]^T b[i] over e's i
+    rows = Rows(routing, experts, world, topk, own_begin, own_end, tokens)
+    route(ids, workspace, rows, rank)             # the list of this rank's rows
+    grouped(rows, x, gathered, w, y)              # y[i] = x[token of i] . w[expert of i]
+    grouped_return(rows, h, w, own, windows, bases)    # h[i] . w[expert of i], at its owner
+    slot_sums(rows, returned, y)                  # y[t] = sum of the rows of t's slots
 
 All arrays are contiguous PyTorch tensors on one device, unless said otherwise. Every function
 enqueues kernels on the current stream and waits for nothing, so a CUDA graph can capture it once
-its kernels are loaded. On CPUs the kernels run in Triton's interpreter. Equal inputs give equal bits.
+its kernels are loaded. On CPUs the kernels run in Triton's interpreter. Equal inputs give equal
+bits.
 
-There are `world` ranks with `experts` experts each. M tokens of all ranks are numbered rank by rank;
-each has `topk` slots. Slot j of token t has the number t x topk + j. An id below 0 is no expert; an
-id past the last expert is an error, and its slot is in no list.
+There are `world` ranks with `experts` experts each. M tokens of all ranks are numbered rank by
+rank; each has `topk` slots. Slot j of token t has the number t x topk + j. An id below 0 is no
+expert; an id past the last expert is an error, and its slot is in no list.
 
 `routing`, int32 [routing_size(...)], of a rank with T tokens:
 
@@ -28,39 +28,158 @@ id past the last expert is an error, and its slot is in no list.
                             number; -1 from R on
 
 Operands are bfloat16 or float16, of one dtype. Products and sums are float32, rounded once.
+`ficco.kernels.experts_gradient` has the gradients of weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ficco.core.errors import InputError
 from ficco.kernels import loading
-from ficco.kernels.arrays import address, dtype_name, has_bulk_loads, item_bytes, stride
+from ficco.kernels.arrays import (
+    Arrays,
+    Bulk,
+    address,
+    call_stride,
+    dtype_name,
+    has_bulk_loads,
+    item_bytes,
+    library_of,
+)
 from ficco.kernels.declarations import (
     EXPERTS_COUNT,
-    EXPERTS_GRADIENT,
     EXPERTS_PLACE,
+    EXPERTS_PRODUCT,
+    EXPERTS_SCAN,
+    EXPERTS_SUM,
+    Kernel,
 )
-from ficco.kernels.experts_launches import (
-    ALL_ROWS,
-    OTHER_ROWS,
-    OWN_ROWS,
-    Arguments,
-    Rows,
-    product,
-    sums,
-)
-from ficco.kernels.experts_tiles import ExpertTile, gradient_tile
-from ficco.kernels.one_kernel import ALIGN
+from ficco.kernels.experts_tiles import ExpertTile, product_tile
+from ficco.kernels.one_kernel import ALIGN, power
 from ficco.kernels.variants import Launch
+from ficco.operators.routing import HEADER, Routed
 
+ALL_ROWS, OWN_ROWS, OTHER_ROWS, NO_ROWS = range(4)  # waves
 MOST_EXPERTS = 1024  # of a rank
-_FEW_SLOTS, _CHUNKS = 4096, (128, 1024)  # slots of a program, for few slots and for many
-_CHUNK_WARPS = 4
-_POINTERS = ("x", "gathered", "w", "y", "routing", "windows", "bases")
+_CHUNK, _PLACED, _ROUTE_WARPS = 128, 512, 4  # slots of a program that counts, and that places
+_SUM_COLS, _SUM_WARPS = 1024, 4
+HALF = 2  # bytes of an element; tiles of wider ones are smaller, and loaded by pointers
+_TYPES = {EXPERTS_PRODUCT.name: {"windows": "int64", "bases": "int32"}}
+_INTERPRETED = 3  # programs of a persistent launch in Triton's interpreter
+
+
+class Rows(NamedTuple):
+    """The list of a rank's rows, and what of it the host knows.
+
+    Attributes:
+        routing: int32 [routing_size(...)], see the module.
+        experts: of this rank.
+        world: number of ranks.
+        topk: slots of a token.
+        own_begin, own_end: the first of this rank's tokens, and the one past the last.
+        tokens: of all ranks.
+        library: the array library; None: that of the device of `routing`.
+    """
+
+    routing: Any
+    experts: int
+    world: int
+    topk: int
+    own_begin: int
+    own_end: int
+    tokens: int
+    library: Arrays | None = None
+
+    @classmethod
+    def of(cls, sizes: Routed, rank: int, routing: Any, library: Arrays | None = None) -> Rows:
+        """Return the list of a rank, of a table of these sizes."""
+        first = sum(sizes.rows[:rank])
+        return cls(
+            routing, sizes.experts, len(sizes.rows), sizes.topk, first, first + sizes.rows[rank],
+            sum(sizes.rows), library,
+        )  # fmt: skip
+
+    @property
+    def slots(self) -> int:
+        """The number of slots of all ranks."""
+        return self.tokens * self.topk
+
+    @property
+    def ids_at(self) -> int:
+        """The place of the own ids in `routing`."""
+        return HEADER + 2 * self.experts
+
+    @property
+    def list_at(self) -> int:
+        """The place of the list in `routing`."""
+        return self.ids_at + (self.own_end - self.own_begin) * self.topk
+
+    @property
+    def per_expert(self) -> int:
+        """The average number of rows of an expert, rounded up."""
+        return -(-self.slots // (self.experts * self.world))
+
+    @property
+    def arrays(self) -> Arrays:
+        """The array library of the device."""
+        return self.library or library_of(self.routing.device)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The arguments that kernels over the list have in common."""
+        return {
+            "list_at": self.list_at, "experts": self.experts, "topk": self.topk,
+            "own_begin": self.own_begin, "own_end": self.own_end,
+        }  # fmt: skip
+
+
+class Call(NamedTuple):
+    """A launch, which is described once for all calls of a key.
+
+    Attributes:
+        kernel: the kernel.
+        pointers: its arrays and descriptors by name, in the order of its parameters.
+        numbers: arguments that differ between calls of a key.
+        constants: all other arguments.
+        grid: number of programs.
+        warps, stages: Triton's options.
+        odd: whether nothing is assumed of addresses and sizes.
+        arrays: the array library.
+    """
+
+    kernel: Kernel
+    pointers: dict[str, Any]
+    numbers: dict[str, int]
+    constants: dict[str, int]
+    grid: int
+    warps: int
+    stages: int
+    odd: bool
+    arrays: Arrays
+
+    def launch(self) -> Launch:
+        """Return the launch."""
+        return Launch(
+            self.kernel, self.pointers | self.numbers | self.constants, (self.grid,), self.warps,
+            self.stages, odd=self.odd, arrays=self.arrays, dtypes=_TYPES.get(self.kernel.name, {}),
+        )  # fmt: skip
+
+    def enqueue(self) -> None:
+        """Enqueue the launch on the current stream.
+
+        Raises:
+            EngineError: the kernel is not in the pack and cannot be compiled.
+        """
+        kinds = [dtype_name(each) for each in self.pointers.values() if not isinstance(each, Bulk)]
+        heights = [each.base.shape[0] for each in self.pointers.values() if isinstance(each, Bulk)]
+        key = (
+            self.kernel.name, *kinds, *heights, *self.constants.values(), self.grid, self.warps,
+            self.stages, self.odd,
+        )  # fmt: skip
+        pointers = list(self.pointers.values())
+        loading.repeated(key, self.launch, pointers, self.numbers, self.arrays)()
 
 
 def routing_size(experts: int, topk: int, own_tokens: int, tokens: int) -> int:
@@ -71,27 +190,49 @@ def routing_size(experts: int, topk: int, own_tokens: int, tokens: int) -> int:
 # ---- the list
 
 
-def _chunk(slots: int) -> int:
-    return _CHUNKS[slots > _FEW_SLOTS]
+def workspace_size(slots: int, experts: int, world: int) -> int:
+    """Return the length of the int32 workspace of `route` for so many slots of all ranks."""
+    return slots + _lines(experts, world) * (_chunks(slots) + 1)
+
+
+def _lines(experts: int, world: int) -> int:
+    return 2 * experts + world + 1
 
 
 def _chunks(slots: int) -> int:
-    return max(-(-slots // _chunk(slots)), 1)
+    return max(-(-slots // _CHUNK), 1)
 
 
-def workspace_size(slots: int, experts: int, world: int) -> int:
-    """Return the length of the int32 workspace of `route` for so many slots of all ranks."""
-    return _chunks(slots) * (4 * experts + world + 1)
+class Faults(NamedTuple):
+    """Where `route` keeps the first fault: four words of int32.
+
+    Words: 2, the slot of an id past the last expert, the id, `tag`; or 1, the rank with more rows
+    than its limit, the rows, the limit.
+
+    Attributes:
+        limits: int32, the first of the limits of all ranks.
+        pitch: numbers from the limit of a rank to that of the next.
+        status: [4] on the device; a fault is kept while the first word is 0.
+        shown: [4] in pinned host memory, a copy.
+        tag: a number of the host.
+    """
+
+    limits: Any
+    pitch: int
+    status: Any
+    shown: Any
+    tag: int
 
 
-def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
-    """List the rows of this rank's experts.
+def route(ids: Any, workspace: Any, rows: Rows, rank: int, faults: Faults | None = None) -> None:
+    """List the rows of this rank's experts, by three launches.
 
     Args:
         ids: int32 [tokens, topk] of all ranks.
-        workspace: int32 [workspace_size(...)], of any content.
+        workspace: int32 [workspace_size(...)] or more, of any content.
         rows: its `routing` receives the list.
         rank: this rank.
+        faults: None: faults are not kept.
 
     Raises:
         InputError: there are too many experts.
@@ -99,27 +240,32 @@ def route(ids: Any, workspace: Any, rows: Rows, rank: int) -> None:
     """
     if rows.experts > MOST_EXPERTS:
         raise InputError(f"{rows.experts} experts on a rank; the kernels take {MOST_EXPERTS}")
-    slots, arrays = rows.tokens * rows.topk, rows.arrays
-    chunks, chunk = _chunks(slots), _chunk(slots)
+    for call in route_calls(ids, workspace, rows, rank, faults):
+        call.enqueue()
+
+
+def route_calls(
+    ids: Any, workspace: Any, rows: Rows, rank: int, faults: Faults | None = None
+) -> Iterator[Call]:
+    """Yield the calls of `route`."""
+    chunks, lines = _chunks(rows.slots), _lines(rows.experts, rows.world)
+    options = (_ROUTE_WARPS, 3, True, rows.arrays)
     numbers = {
-        "total": slots, "experts": rows.experts, "world": rows.world, "rank": rank,
-        "own_begin": rows.own_begin * rows.topk, "own_end": rows.own_end * rows.topk,
+        "total": rows.slots, "chunks": chunks, "experts": rows.experts, "world": rows.world,
+        "rank": rank, "own_begin": rows.own_begin * rows.topk, "own_end": rows.own_end * rows.topk,
     }  # fmt: skip
-    shifts = workspace[chunks * (2 * rows.experts + rows.world + 1) :]
-    counted = {"ids": ids, "counts": workspace}
-    placed = counted | {"shifts": shifts, "routing": rows.routing}
-    key = ("experts_route", chunks, chunk)
-    for kernel, pointers, more in (
-        (EXPERTS_COUNT, counted, {}),
-        (EXPERTS_PLACE, placed, {"chunks": chunks}),
-    ):
-        arguments = {**pointers, **numbers, **more, "CHUNK": chunk}
-        launch = partial(
-            Launch, kernel, arguments, (chunks,), _CHUNK_WARPS, odd=True, arrays=arrays
-        )
-        own = (kernel.name, *key)
-        given = numbers | more
-        loading.repeated(own, launch, list(pointers.values()), given, arrays)()
+    pointers = {"ids": ids, "workspace": workspace}
+    yield Call(EXPERTS_COUNT, pointers, numbers, {"CHUNK": _CHUNK}, chunks, *options)
+    scanned = {"chunks": chunks, "lines": lines}
+    yield Call(EXPERTS_SCAN, {"workspace": workspace}, scanned, {}, lines, *options)
+    constants = {"CHUNK": _CHUNK, "PLACED": _PLACED}
+    programs = max(-(-rows.slots // _PLACED), 1)
+    kept = faults or Faults(rows.routing, 0, rows.routing, rows.routing, 0)
+    placed = pointers | {
+        "routing": rows.routing, "limits": kept.limits, "status": kept.status, "shown": kept.shown,
+    }  # fmt: skip
+    noted = {"pitch": kept.pitch, "tag": kept.tag, "notes": int(faults is not None)}
+    yield Call(EXPERTS_PLACE, placed, noted | numbers, constants, programs, *options)
 
 
 # ---- products
@@ -139,7 +285,7 @@ def grouped(
 
     Args:
         rows: the list.
-        x: [own tokens, d], unit stride along rows; the rows of this rank's tokens.
+        x: [own tokens, d], the rows of this rank's tokens; unit stride along rows.
         gathered: [tokens, d], the rows of all tokens; those of this rank's are not read. None if
             all tokens are this rank's.
         w: [experts, d, n], or [experts, n, d] if `turned`.
@@ -152,14 +298,15 @@ def grouped(
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
-    if not y.shape[0]:
-        return
-    listed = x if gathered is None else gathered
-    given = Arguments(x, listed, _flat(w), y, rows.routing)
-    _enqueue(rows, given, turned, wave, int(y.shape[0]), 0, 0, tile)
+    if y.shape[0]:
+        gathered = x if gathered is None else gathered
+        pointers = {"x": x, "gathered": gathered, "w": _flat(w), "y": y, "routing": rows.routing}
+        pointers |= {"windows": rows.routing, "bases": rows.routing}
+        numbers = {"wave": wave, "capacity": int(y.shape[0]), "copy": 0, "rank": 0}
+        product_call(rows, pointers, numbers, turned, False, tile).enqueue()
 
 
-def grouped_return(
+def grouped_return(  # noqa: PLR0913 - an operand, or a choice, each
     rows: Rows,
     h: Any,
     w: Any,
@@ -176,7 +323,7 @@ def grouped_return(
 
     Args:
         rows: the list.
-        h: [capacity, f], unit stride along rows; row i is that of slot i of the list. The results
+        h: [capacity, f], row i is that of slot i of the list; unit stride along rows. The results
             of rows past the capacity are NaN.
         w: [experts, f, d], or [experts, d, f] if `turned`.
         own: this rank's window, with d columns of h's dtype; slot j of its token t is row
@@ -184,8 +331,11 @@ def grouped_return(
         windows: int64 [copies, world], the addresses of all ranks' windows, multiples of 16. None:
             `own` has the rows of the slots of all ranks.
         bases: int32 [world + 1], the first token of each rank, and the number of tokens.
-        rank, copy: this rank, and the copy of the windows.
-        turned, wave, tile: as of `grouped`.
+        rank: this rank.
+        copy: the copy of the windows.
+        turned: whether the elements of a weight's columns are adjacent.
+        wave: ALL_ROWS; OWN_ROWS: those of own tokens; OTHER_ROWS.
+        tile: None: the best one.
 
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
@@ -194,34 +344,60 @@ def grouped_return(
         return
     if windows is None:  # as if one rank had all tokens: the first begins at 0, a word of the table
         rows, rank, windows, bases = rows._replace(world=1), 0, rows.routing, rows.routing[3:]
-    given = Arguments(h, h, _flat(w), own, rows.routing, windows, bases)
-    _enqueue(rows, given, turned, wave, int(h.shape[0]), rank, copy, tile)
+    pointers = {"x": h, "gathered": h, "w": _flat(w), "y": own, "routing": rows.routing}
+    pointers |= {"windows": windows, "bases": bases}
+    numbers = {"wave": wave, "capacity": int(h.shape[0]), "copy": copy, "rank": rank}
+    product_call(rows, pointers, numbers, turned, True, tile).enqueue()
 
 
 def _flat(w: Any) -> Any:
     return w.reshape(w.shape[0] * w.shape[1], w.shape[2])
 
 
-def _enqueue(
-    rows: Rows, given: Arguments, turned: bool, wave: int, capacity: int, rank: int, copy: int,
-    tile: ExpertTile | None,
-) -> None:  # fmt: skip
-    """Enqueue a launch of `experts_product`, from one of the same shapes if there was one."""
-    arrays = rows.arrays
-    first = product(
-        rows, given, arrays, turned=turned, wave=wave, capacity=capacity, rank=rank, copy=copy,
-        tile=tile,
+def product_call(
+    rows: Rows,
+    pointers: dict[str, Any],
+    numbers: dict[str, int],
+    turned: bool,
+    returns: bool,
+    tile: ExpertTile | None = None,
+) -> Call:
+    """Return the call of `grouped`, or, if `returns`, of `grouped_return`.
+
+    Args:
+        rows: the list.
+        pointers: x to bases of `experts_product`; w has those of all experts, one below the other.
+        numbers: wave, capacity, copy, rank.
+        turned: whether the elements of a weight's columns are adjacent.
+        returns: whether rows of the list are multiplied and returned.
+        tile: None: the best one.
+    """
+    w, x, arrays = pointers["w"], pointers["x"], rows.arrays
+    height, width = w.shape[0] // rows.experts, w.shape[1]
+    d, n = (width, height) if turned else (height, width)
+    sizes = {"d": d, "n": n, "x_stride": call_stride(x)}
+    aligned = all_aligned([pointers[name] for name in ("x", "gathered", "w", "y")], sizes)
+    bulk = aligned and has_bulk_loads(arrays) and item_bytes(w) == HALF
+    tile = tile or product_tile(rows.per_expert, d, bulk)
+    bulk = bulk and d % tile.deep == 0
+    if bulk:
+        block = (tile.cols, tile.deep) if turned else (tile.deep, tile.cols)
+        w = Bulk(w, block)
+    return Call(
+        EXPERTS_PRODUCT,
+        pointers | {"w": w},
+        {**rows.numbers, **numbers, "world": rows.world,
+         "searches": (rows.world - 1).bit_length()},
+        {**sizes, **tile.constants, "RETURN": returns, "W_BULK": bulk, "W_TURNED": turned,
+         "ON_GPU": arrays.on_gpu},
+        (arrays.processors or _INTERPRETED) * tile.programs, tile.warps, tile.stages, not aligned,
+        arrays,
     )  # fmt: skip
-    arguments = first.arguments
-    numbers = {
-        name: arguments[name]
-        for name in ("list_at", "experts", "topk", "wave", "capacity", "own_begin", "own_end",
-                     "copy", "rank", "world", "searches")
-    }  # fmt: skip
-    pointers = [arguments[name] for name in _POINTERS]
-    constants = [value for name, value in arguments.items() if name not in {*_POINTERS, *numbers}]
-    key = ("experts_product", dtype_name(given.y), *map(int, constants), first.odd, *first.grid)
-    loading.repeated(key, lambda: first, pointers, numbers, arrays)()
+
+
+def all_aligned(arrays: list[Any], sizes: dict[str, int]) -> bool:
+    """Return whether 16 divides all addresses and sizes."""
+    return all(number % ALIGN == 0 for number in [*map(address, arrays), *sizes.values()])
 
 
 # ---- sums
@@ -241,83 +417,21 @@ def slot_sums(rows: Rows, returned: Any, y: Any) -> None:
     Raises:
         EngineError: the kernel is not in the pack and cannot be compiled.
     """
-    ids = rows.routing[rows.ids_at :]
-    first = sums(returned, ids, y, rows.topk, rows.experts * rows.world, rows.arrays)
-    if first is None:
-        return
-    numbers = {name: first.arguments[name] for name in ("tokens", "topk", "all_experts")}
-    key = ("experts_sum", dtype_name(y), first.arguments["d"], first.grid, first.odd)
-    loading.repeated(key, lambda: first, [returned, ids, y], numbers, rows.arrays)()
+    if y.shape[0] and y.shape[1]:
+        sum_call(rows, returned, y).enqueue()
 
 
-# ---- gradients of weights
-
-
-def weight_gradient(  # noqa: PLR0913 - operands that are by index have two parts
-    rows: Rows,
-    a: Any,
-    b: Any,
-    dw: Any,
-    a_gathered: Any = None,
-    b_gathered: Any = None,
-    a_indexed: bool = False,
-    b_indexed: bool = False,
-    tile: ExpertTile | None = None,
-) -> None:
-    """Add up the products of a's and b's rows for each expert. An expert without rows gets 0.
-
-    For the transposed gradient exchange a and b.
-
-    Args:
-        rows: the list.
-        a: [capacity, width], row i is that of slot i of the list; with `a_indexed` [own tokens,
-            width], the rows of this rank's tokens. Unit stride along rows. Rows past the capacity,
-            of a and of b, are left out of the sums.
-        b: as a.
-        dw: [experts, width of a, width of b].
-        a_gathered: [tokens, width], the rows of all tokens, if `a_indexed`; those of this rank's
-            are not read. None if all tokens are this rank's.
-        b_gathered: as a_gathered.
-        a_indexed, b_indexed: whether rows are found by the tokens of their slots.
-        tile: None: the best one.
-
-    Raises:
-        EngineError: the kernel is not in the pack and cannot be compiled.
-    """
-    if not dw.shape[1] or not dw.shape[2]:
-        return
-    arrays = rows.arrays
-    capacities = [each.shape[0] for each, by in ((a, a_indexed), (b, b_indexed)) if not by]
-    pointers = {
-        "a": a, "a_gathered": a if a_gathered is None else a_gathered,
-        "b": b, "b_gathered": b if b_gathered is None else b_gathered,
-        "dw": dw, "routing": rows.routing,
-    }  # fmt: skip
-    sizes = {
-        "a_width": int(dw.shape[1]), "b_width": int(dw.shape[2]),
-        "a_stride": stride(a, 0) if a.shape[0] > 1 else int(dw.shape[1]),
-        "b_stride": stride(b, 0) if b.shape[0] > 1 else int(dw.shape[2]),
-    }  # fmt: skip
+def sum_call(rows: Rows, returned: Any, y: Any) -> Call:
+    """Return the call of `slot_sums`."""
+    tokens, d = (int(size) for size in y.shape)
+    cols = min(power(d), _SUM_COLS)
+    height = _SUM_COLS // cols
     numbers = {
-        "list_at": rows.list_at, "experts": rows.experts, "topk": rows.topk,
-        "capacity": int(min([*capacities, rows.tokens * rows.topk])),
-        "own_begin": rows.own_begin, "own_end": rows.own_end,
+        "ids_at": rows.ids_at, "tokens": tokens, "topk": rows.topk,
+        "all_experts": rows.experts * rows.world,
     }  # fmt: skip
-    places = [address(each) for each in (*pointers.values(),)[:5]]
-    aligned = all(number % ALIGN == 0 for number in [*places, *sizes.values()])
-    tile = tile or gradient_tile(has_bulk_loads(arrays) and item_bytes(a) == 2)
-    down, across = -(-dw.shape[1] // tile.rows), -(-dw.shape[2] // tile.cols)
-    arguments = {
-        **pointers, **numbers, **sizes, **tile.constants, "A_INDEXED": a_indexed,
-        "B_INDEXED": b_indexed, "ON_GPU": arrays.on_gpu,
-    }  # fmt: skip
-    grid = (rows.experts * down * across,)
-    launch: Callable[[], Launch] = partial(
-        Launch, EXPERTS_GRADIENT, arguments, grid, tile.warps, tile.stages, odd=not aligned,
-        arrays=arrays,
+    return Call(
+        EXPERTS_SUM, {"rows": returned, "routing": rows.routing, "y": y}, numbers,
+        {"d": d, "BLOCK_M": height, "BLOCK_N": cols}, -(-tokens // height) * -(-d // cols),
+        _SUM_WARPS, 3, not all_aligned([returned, y], {"d": d}), rows.arrays,
     )  # fmt: skip
-    key = (
-        "experts_gradient", dtype_name(a), dtype_name(dw), rows.experts, *sizes.values(), aligned,
-        a_indexed, b_indexed, tile,
-    )  # fmt: skip
-    loading.repeated(key, launch, list(pointers.values()), numbers, arrays)()

@@ -5,39 +5,56 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.declarations import EXPERTS_GRADIENT
+from ficco.kernels.declarations import EXPERTS_GRADIENT, EXPERTS_ROWS
 from ficco.kernels.experts_product_kernel import indexed_rows, rows_of
 from ficco.kernels.sum_epilogue import halves
 
 
 @triton.jit
 def _tile(  # noqa: PLR0913 - a kernel's arguments are its interface
-    own, gathered, row, slot, inside, col, topk, own_begin, own_end, stride, width,
-    INDEXED: tl.constexpr, BLOCK: tl.constexpr,
+    own, gathered, bulk, begin, last, col, slots, topk, own_begin, own_end, stride, width,
+    INDEXED: tl.constexpr, BULK: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
-    """Return BLOCK columns of some rows of the list; rows and columns that there are not are 0."""
-    if INDEXED:
-        rows = indexed_rows(own, gathered, slot, topk, own_begin, own_end, stride, width)
+    """Return BLOCK columns of BLOCK_K rows of the list; rows and columns that there are not are 0.
+
+    WHOLE: whether there are all these rows.
+    """
+    if BULK and WHOLE:
+        tile = bulk.load([begin, col])
     else:
-        rows = own + row.to(tl.int64) * stride
-    cols = col + tl.arange(0, BLOCK)
-    mask = inside[:, None] & (cols < width)[None, :]
-    return tl.load(rows[:, None] + cols[None, :], mask=mask, other=0)
+        row = begin + tl.arange(0, BLOCK_K)
+        cols = col + tl.arange(0, BLOCK)
+        if INDEXED:
+            slot = tl.load(slots + row, mask=row < last, other=0)
+            rows = indexed_rows(own, gathered, slot, topk, own_begin, own_end, stride, width)
+        else:
+            rows = own + row.to(tl.int64) * stride
+        mask = (cols < width)[None, :]
+        if not WHOLE:
+            mask = mask & (row < last)[:, None]
+        tile = tl.load(rows[:, None] + cols[None, :], mask=mask, other=0)
+    if not ON_GPU:  # the interpreter multiplies bfloat16 as integers
+        tile = tile.to(tl.float32)
+    return tile
 
 
 @triton.jit(do_not_specialize=EXPERTS_GRADIENT.unknown)
 def experts_gradient(  # noqa: PLR0913
-    a, a_gathered, b, b_gathered, dw, routing,
-    list_at: tl.int32, experts: tl.int32, topk: tl.int32, capacity: tl.int32,
-    own_begin: tl.int32, own_end: tl.int32,
-    a_width: tl.int32, b_width: tl.int32, a_stride: tl.int64, b_stride: tl.int64,
+    a, a_gathered, a_bulk, b, b_gathered, b_bulk, dw, routing,
+    list_at: tl.int32, experts: tl.int32, topk: tl.int32, own_begin: tl.int32, own_end: tl.int32,
+    capacity: tl.int32, a_width: tl.int32, b_width: tl.int32, a_stride: tl.int64,
+    b_stride: tl.int64,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PANEL: tl.constexpr,
-    A_INDEXED: tl.constexpr, B_INDEXED: tl.constexpr, ON_GPU: tl.constexpr,
+    A_INDEXED: tl.constexpr, B_INDEXED: tl.constexpr, A_BULK: tl.constexpr, B_BULK: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """Store the sum over an expert's rows of a's row times b's row, for each expert.
 
     a, b: rows in the order of the list, or, with A_INDEXED or B_INDEXED, rows of own tokens; those
         of other tokens are then in a_gathered or b_gathered, [tokens, width].
+    a_bulk, b_bulk: descriptors of a and b, if A_BULK or B_BULK is set. They may be for more rows
+        than there are: blocks with rows that there are not are loaded by pointers.
     dw: [experts, a_width, b_width].
     routing, list_at, topk, own_begin, own_end: as of `experts_product`.
     capacity: rows of the list from there on are not read.
@@ -53,24 +70,30 @@ def experts_gradient(  # noqa: PLR0913
     b_col = in_panel // height * BLOCK_N
     first, last = rows_of(routing, group, experts, 0)
     last = tl.minimum(last, capacity)
+    slots = routing + list_at
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for begin in tl.range(first, last, BLOCK_K):
-        row = begin + tl.arange(0, BLOCK_K)
-        inside = row < last
-        slot = row
-        if A_INDEXED or B_INDEXED:
-            slot = tl.load(routing + list_at + row, mask=inside, other=0)
+    whole = tl.maximum(last - first, 0) // BLOCK_K
+    for step in tl.range(0, whole):
+        begin = first + step * BLOCK_K
         a_tile = _tile(
-            a, a_gathered, row, slot, inside, a_col, topk, own_begin, own_end, a_stride, a_width,
-            A_INDEXED, BLOCK_M,
+            a, a_gathered, a_bulk, begin, last, a_col, slots, topk, own_begin, own_end, a_stride,
+            a_width, A_INDEXED, A_BULK, True, BLOCK_K, BLOCK_M, ON_GPU,
         )  # fmt: skip
         b_tile = _tile(
-            b, b_gathered, row, slot, inside, b_col, topk, own_begin, own_end, b_stride, b_width,
-            B_INDEXED, BLOCK_N,
+            b, b_gathered, b_bulk, begin, last, b_col, slots, topk, own_begin, own_end, b_stride,
+            b_width, B_INDEXED, B_BULK, True, BLOCK_K, BLOCK_N, ON_GPU,
         )  # fmt: skip
-        if not ON_GPU:  # the interpreter multiplies bfloat16 as integers
-            a_tile = a_tile.to(tl.float32)
-            b_tile = b_tile.to(tl.float32)
+        total = tl.dot(tl.trans(a_tile), b_tile, total, input_precision="ieee")
+    begin = first + whole * BLOCK_K
+    if begin < last:
+        a_tile = _tile(
+            a, a_gathered, a_bulk, begin, last, a_col, slots, topk, own_begin, own_end, a_stride,
+            a_width, A_INDEXED, A_BULK, False, BLOCK_K, BLOCK_M, ON_GPU,
+        )  # fmt: skip
+        b_tile = _tile(
+            b, b_gathered, b_bulk, begin, last, b_col, slots, topk, own_begin, own_end, b_stride,
+            b_width, B_INDEXED, B_BULK, False, BLOCK_K, BLOCK_N, ON_GPU,
+        )  # fmt: skip
         total = tl.dot(tl.trans(a_tile), b_tile, total, input_precision="ieee")
     row = a_col + tl.arange(0, BLOCK_M)
     at = dw + (group.to(tl.int64) * a_width + row)[:, None] * b_width
@@ -80,3 +103,22 @@ def experts_gradient(  # noqa: PLR0913
         part = left if i == 0 else right
         mask = (row < a_width)[:, None] & (cols < b_width)[None, :]
         tl.store(at + cols[None, :], part.to(dw.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=EXPERTS_ROWS.unknown)
+def experts_rows(  # noqa: PLR0913
+    x, gathered, y, routing,
+    list_at: tl.int32, experts: tl.int32, topk: tl.int32, own_begin: tl.int32, own_end: tl.int32,
+    capacity: tl.int32, d: tl.int32, x_stride: tl.int64,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Copy the row of each slot's token to the slot's row of y, [capacity, d]; see `grouped`."""
+    across = tl.cdiv(d, BLOCK_N)
+    row = tl.program_id(0) // across * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = row < tl.minimum(tl.load(routing), capacity)
+    slot = tl.load(routing + list_at + row, mask=inside, other=0)
+    rows = indexed_rows(x, gathered, slot, topk, own_begin, own_end, x_stride, d)
+    mask = inside[:, None] & (cols < d)[None, :]
+    values = tl.load(rows[:, None] + cols[None, :], mask=mask, other=0)
+    tl.store(y + row.to(tl.int64)[:, None] * d + cols[None, :], values, mask=mask)

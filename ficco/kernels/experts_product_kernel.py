@@ -1,9 +1,9 @@
 """Products of the rows of a rank's experts with the experts' weights. Device code only.
 
 The rows are those of a list, see `ficco.kernels.experts`: expert by expert. A persistent launch
-finds its tiles on the device, from the ends of the experts' rows. Tiles are in the order of experts.
-Inside an expert, PANEL tiles of rows take the same columns of the weight one after another, so that
-these columns come from L2.
+finds its tiles on the device, from the ends of the experts' rows. Tiles are in the order of
+experts. Inside an expert, PANEL tiles of rows take the same columns of the weight one after
+another, so that these columns come from L2.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
 ):  # fmt: skip
     """Return the float32 product of some rows with BLOCK_N columns of an expert's weight.
 
-    rows: [BLOCK_M], pointers; inside: whether there is such a row, else it is 0. A load of one row
-        in place of those that there are not would be slow, as all programs would load it at once.
+    rows: [BLOCK_M], pointers; inside: whether there is such a row, else it is 0.
     w_first: the first row of the weight among those of all experts. With W_BULK, BLOCK_K divides d.
     """
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -73,7 +72,7 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
         at = step * BLOCK_K
         if W_BULK:
             x_tile = tl.load(at_rows + at, mask=inside[:, None], other=0)
-            if W_TURNED:
+            if W_TURNED:  # noqa: SIM108 - Triton's way
                 w_tile = w.load([w_first + col, at]).T
             else:
                 w_tile = w.load([w_first + at, col])
@@ -94,7 +93,9 @@ def _product(  # noqa: PLR0913 - a kernel's arguments are its interface
 
 
 @triton.jit
-def _return_rows(slot, inside, windows, bases, copy, rank, topk, searches, world, n, y):
+def _return_rows(  # noqa: PLR0913
+    slot, inside, windows, bases, copy, rank, topk, searches, world, n, y,
+):  # fmt: skip
     """Return pointers to the rows of some slots in the windows of the tokens' owners; y is own."""
     token = slot // topk
     owner, past = tl.zeros_like(slot), tl.zeros_like(slot) + world
@@ -130,9 +131,9 @@ def experts_product(  # noqa: PLR0913
 ):  # fmt: skip
     """Multiply the rows of the list by the weights of their experts.
 
-    Without RETURN, row i of y is the row of the token of slot i times the weight of i's expert. With
-    RETURN, row i of x is multiplied, and stored at the row of slot i in the window of the owner of
-    the token.
+    Without RETURN, row i of y is the row of the token of slot i times the weight of i's expert.
+    With RETURN, row i of x is multiplied, and stored at the row of slot i in the window of the
+    owner of the token.
 
     x: rows of this rank's tokens, or, with RETURN, [capacity, d] in the order of the list.
     gathered: [tokens, d], rows of all tokens; those of own tokens are not read.
@@ -142,8 +143,8 @@ def experts_product(  # noqa: PLR0913
     windows, bases: int64 [copies x world], addresses of the windows, of which that of this rank is
         not read; int32 [world + 1], the first token of each rank. They are read only with RETURN.
     topk: slots of a token.
-    wave: 0, all rows; 1, rows of own tokens; 2, those of others. In waves 0 and 2, rows of y that
-        no expert has become 0.
+    wave: 0, all rows; 1, rows of own tokens; 2, those of others; 3, none. In waves 0 and 2, rows of
+        y that no expert has become 0.
     capacity: rows of y that are stored, or of x that are read. With RETURN, rows past it are NaN.
     own_begin, own_end: this rank's tokens.
     copy, rank: the copy of the windows, and this rank.
@@ -155,13 +156,16 @@ def experts_product(  # noqa: PLR0913
     groups = experts
     if not RETURN:
         groups += 1
-    groups = tl.where(wave > _OTHERS, 0, groups)  # a launch that does nothing
-    tile = program  # counted from the first tile of the group
+    groups = tl.where(wave > _OTHERS, 0, groups)
+    before = 0  # tiles of earlier groups
     for group in tl.range(0, groups):
         first, last = _rows_of(routing, group, experts, wave, capacity, RETURN)
         down = tl.cdiv(last - first, BLOCK_M)
         tiles = down * across
-        for number in tl.range(tile, tiles, programs):
+        begin = (program + programs - before % programs) % programs  # tiles take turns
+        # Triton 3.6 drops a carried number that only bounds of loops depend on.
+        for turn in tl.range(0, tl.cdiv(tiles - begin, programs)):
+            number = begin + turn * programs
             panel = number // (PANEL * across) * PANEL
             height = tl.minimum(down - panel, PANEL)
             in_panel = number - panel * across
@@ -195,4 +199,4 @@ def experts_product(  # noqa: PLR0913
             left, right = halves(total, BLOCK_M, BLOCK_N)  # their exchange needs half the memory
             _store(left, at, inside, col, n, y, BLOCK_N // 2)
             _store(right, at, inside, col + BLOCK_N // 2, n, y, BLOCK_N // 2)
-        tile += tl.cdiv(tl.maximum(tiles - tile, 0), programs) * programs - tiles
+        before += tiles

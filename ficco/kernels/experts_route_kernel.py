@@ -1,10 +1,18 @@
 """The list of rows of a rank's experts: a stable counting sort of slots. Device code only.
 
-A slot is one expert of one token; `routing` and its layout are described in `ficco.kernels.experts`.
-A bin is a local expert's own slots (2 x expert), or its other slots (2 x expert + 1). Programs take
-chunks of CHUNK slots. The first kernel counts the slots of each bin in each chunk. The second one
-adds up the counts of earlier chunks, sorts its chunk by bin, and stores each slot at its place.
-Integers are added, so the result depends on no order.
+A slot is one expert of one token; `ficco.kernels.experts` describes `routing` and its layout. A bin
+is a local expert's own slots (2 x expert), or its other slots (2 x expert + 1). There are three
+launches:
+
+    experts_count   a program per chunk of CHUNK slots: the slots of each bin in the chunk, and the
+                    number of each slot among those of its bin
+    experts_scan    a program per bin: the slots of the bin in earlier chunks
+    experts_place   each slot's place: the slots in earlier bins, those of the bin in earlier
+                    chunks, and the slot's number in its chunk
+
+The workspace has a line of `chunks` numbers for each bin, for each rank (slots of its experts), and
+one for the first slot with an id past the last expert; then the sum of each line; then the number
+of each slot.
 """
 
 from __future__ import annotations
@@ -12,15 +20,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.declarations import EXPERTS_COUNT, EXPERTS_PLACE
+from ficco.kernels.declarations import EXPERTS_COUNT, EXPERTS_PLACE, EXPERTS_SCAN
 
 _HEADER = tl.constexpr(4)  # numbers of `routing` before the ends; as in `experts`
-_CHUNKS, _BINS = tl.constexpr(32), tl.constexpr(128)  # counts that are added up at once
+_SCANNED = tl.constexpr(1024)  # numbers of a line that are added up at once
+_BINS = tl.constexpr(128)  # bins that are added up at once
 _RANKS = tl.constexpr(64)  # the most ranks
 
 
 @triton.jit
-def _bin_of(id, slot, experts, world, rank, own_begin, own_end):
+def _bin_of(id, slot, experts, rank, own_begin, own_end):
     """Return the bin of each slot; 2 x experts if its expert is on another rank, or is none."""
     local = id - rank * experts
     mine = (local >= 0) & (local < experts)
@@ -29,84 +38,9 @@ def _bin_of(id, slot, experts, world, rank, own_begin, own_end):
 
 
 @triton.jit(do_not_specialize=EXPERTS_COUNT.unknown)
-def experts_count(
+def experts_count(  # noqa: PLR0913 - a kernel's arguments are its interface
     ids,
-    counts,
-    total: tl.int32,
-    experts: tl.int32,
-    world: tl.int32,
-    rank: tl.int32,
-    own_begin: tl.int32,
-    own_end: tl.int32,
-    CHUNK: tl.constexpr,
-):
-    """Count the slots of a chunk by bin, and by the rank of their expert.
-
-    ids: int32 [total].
-    counts: int32 [chunks, 2 x experts + world + 1], receives the number of slots in each bin, those
-        for each rank, and the first slot whose expert is past the last one, or `total`.
-    own_begin, own_end: the slots of this rank's tokens.
-    """
-    chunk = tl.program_id(0)
-    bins = 2 * experts
-    row = counts + chunk * (bins + world + 1)
-    lane = tl.arange(0, CHUNK)
-    for at in tl.range(0, bins + world, CHUNK):
-        tl.store(row + at + lane, tl.zeros((CHUNK,), tl.int32), mask=at + lane < bins + world)
-    tl.debug_barrier()  # all zeros are stored before a thread counts
-    slot = chunk * CHUNK + lane
-    inside = slot < total
-    id = tl.load(ids + slot, mask=inside, other=-1)
-    one = tl.full((CHUNK,), 1, tl.int32)
-    bin = _bin_of(id, slot, experts, world, rank, own_begin, own_end)
-    tl.atomic_add(row + bin, one, mask=inside & (bin < bins), sem="relaxed")
-    owner = id // experts
-    valid = inside & (id >= 0) & (owner < world)
-    tl.atomic_add(row + bins + owner, one, mask=valid, sem="relaxed")
-    beyond = inside & (id >= experts * world)
-    tl.store(row + bins + world, tl.min(tl.where(beyond, slot, total), 0))
-
-
-@triton.jit
-def _sums(counts, chunk, chunks, pitch, bin, is_bin):
-    """Return the counts of some bins: of earlier chunks, and of all."""
-    earlier = tl.zeros((_BINS,), tl.int32)
-    all_chunks = tl.zeros((_BINS,), tl.int32)
-    for first in tl.range(0, chunks, _CHUNKS):
-        other = first + tl.arange(0, _CHUNKS)[:, None]
-        at = counts + other * pitch + bin[None, :]
-        count = tl.load(at, mask=(other < chunks) & is_bin[None, :], other=0)
-        earlier += tl.sum(tl.where(other < chunk, count, 0), 0)
-        all_chunks += tl.sum(count, 0)
-    return earlier, all_chunks
-
-
-@triton.jit
-def _store_head(routing, counts, chunks, pitch, total, rows, experts, world):
-    """Store the first numbers of `routing`."""
-    ranks = tl.arange(0, _RANKS)
-    sums = tl.zeros((_RANKS,), tl.int32)
-    first_wrong = tl.zeros((_CHUNKS,), tl.int32) + total
-    for first in tl.range(0, chunks, _CHUNKS):
-        chunk = first + tl.arange(0, _CHUNKS)
-        at = counts + chunk[:, None] * pitch + 2 * experts + ranks[None, :]
-        inside = (chunk < chunks)[:, None] & (ranks < world)[None, :]
-        sums += tl.sum(tl.load(at, mask=inside, other=0), 0)
-        wrong = tl.load(counts + chunk * pitch + pitch - 1, mask=chunk < chunks, other=total)
-        first_wrong = tl.minimum(first_wrong, wrong)
-    slot = tl.min(first_wrong, 0)
-    tl.store(routing, rows)
-    tl.store(routing + 1, tl.where(slot < total, slot + 1, 0))
-    tl.store(routing + 2, tl.max(sums, 0))
-    tl.store(routing + 3, 0)
-
-
-@triton.jit(do_not_specialize=EXPERTS_PLACE.unknown)
-def experts_place(
-    ids,
-    counts,
-    shifts,
-    routing,
+    workspace,
     total: tl.int32,
     chunks: tl.int32,
     experts: tl.int32,
@@ -116,48 +50,156 @@ def experts_place(
     own_end: tl.int32,
     CHUNK: tl.constexpr,
 ):
-    """Store each slot of a chunk at its place in the list, and the numbers before the list.
+    """Count the slots of a chunk.
 
-    ids, counts, total, experts, world, rank, own_begin, own_end: those of `experts_count`.
-    shifts: int32 [chunks, 2 x experts], receives for each bin the place of its first slot of the
-        chunk, less that slot's place in the sorted chunk.
-    routing: int32, receives the result.
+    ids: int32 [total].
+    workspace: int32, receives a column of the lines, and the numbers of the chunk's slots.
+    own_begin, own_end: the slots of this rank's tokens.
     """
     chunk = tl.program_id(0)
     bins = 2 * experts
-    pitch = bins + world + 1
-    own_shifts = shifts + chunk * bins
-    ends = routing + _HEADER
-    before, before_here = 0, 0  # slots in earlier bins, and those of this chunk
-    for first in tl.range(0, bins, _BINS):
-        bin = first + tl.arange(0, _BINS)
-        is_bin = bin < bins
-        earlier, all_chunks = _sums(counts, chunk, chunks, pitch, bin, is_bin)
-        here = tl.load(counts + chunk * pitch + bin, mask=is_bin, other=0)
-        past = before + tl.cumsum(all_chunks, 0)
-        past_here = before_here + tl.cumsum(here, 0)
-        shift = (past - all_chunks + earlier) - (past_here - here)
-        tl.store(own_shifts + bin, shift, mask=is_bin)
-        is_other = bin % 2
-        at = ends + (1 - is_other) * experts + bin // 2
-        tl.store(at, past, mask=is_bin & (chunk == 0))
-        before += tl.sum(all_chunks, 0)
-        before_here += tl.sum(here, 0)
-    tl.debug_barrier()  # all shifts are stored before a thread loads one
+    column = workspace + chunk
+    numbers = workspace + (bins + world + 1) * (chunks + 1)
     lane = tl.arange(0, CHUNK)
+    for first in tl.range(0, bins, CHUNK):
+        bin = first + lane
+        tl.store(column + bin * chunks, tl.zeros((CHUNK,), tl.int32), mask=bin < bins)
+    tl.debug_barrier()  # all zeros are stored before a count
     slot = chunk * CHUNK + lane
     inside = slot < total
     id = tl.load(ids + slot, mask=inside, other=-1)
-    own_ids = ends + 2 * experts
+    bin = tl.where(inside, _bin_of(id, slot, experts, rank, own_begin, own_end), bins)
+    # Of each slot, a column: the slots of its bin before it, and, in the upper half, all.
+    same = bin[:, None] == bin[None, :]
+    value = tl.where(lane[:, None] < lane[None, :], 0x10001, 0x10000)
+    found = tl.sum(tl.where(same, value, 0), 0)  # of columns, which takes fewer exchanges
+    number, count = found & 0xFFFF, found >> 16
+    tl.store(numbers + slot, number, mask=inside)
+    is_last = (bin < bins) & (number == count - 1)
+    tl.store(column + bin * chunks, count, mask=is_last)
+    owner = tl.where(id < 0, -1, id // experts)
+    for other in tl.range(0, world):
+        tl.store(column + (bins + other) * chunks, tl.sum((owner == other).to(tl.int32), 0))
+    wrong = tl.min(tl.where(id >= experts * world, slot, total), 0)
+    tl.store(column + (bins + world) * chunks, wrong)
+
+
+@triton.jit(do_not_specialize=EXPERTS_SCAN.unknown)
+def experts_scan(workspace, chunks: tl.int32, lines: tl.int32):
+    """Replace the numbers of a line by the sums of those before them; the last line has a minimum.
+
+    workspace: int32, receives these, and the sum or the minimum of each line.
+    """
+    line = tl.program_id(0)
+    row = workspace + line * chunks
+    before = 0
+    least = 0x7FFFFFFF
+    for first in tl.range(0, chunks, _SCANNED):
+        at = first + tl.arange(0, _SCANNED)
+        inside = at < chunks
+        count = tl.load(row + at, mask=inside, other=0)
+        least = tl.minimum(least, tl.min(tl.where(inside, count, 0x7FFFFFFF), 0))
+        tl.store(row + at, before + tl.cumsum(count, 0) - count, mask=inside)
+        before += tl.sum(count, 0)
+    tl.store(workspace + lines * chunks + line, tl.where(line == lines - 1, least, before))
+
+
+@triton.jit
+def _store_head(routing, sums, total, rows, experts, world):
+    """Store the first numbers of `routing`."""
+    ranks = tl.arange(0, _RANKS)
+    of_ranks = tl.load(sums + 2 * experts + ranks, mask=ranks < world, other=0)
+    wrong = tl.load(sums + 2 * experts + world)
+    tl.store(routing, rows)
+    tl.store(routing + 1, tl.where(wrong < total, wrong + 1, 0))
+    tl.store(routing + 2, tl.max(of_ranks, 0))
+    tl.store(routing + 3, 0)
+
+
+@triton.jit
+def _note(ids, sums, limits, pitch, status, shown, tag, total, experts, world):  # noqa: PLR0913
+    """Keep the first wrong id, or else the first rank above its limit, unless there is a fault."""
+    ranks = tl.arange(0, _RANKS)
+    is_rank = ranks < world
+    counts = tl.load(sums + 2 * experts + ranks, mask=is_rank, other=0)
+    limit = tl.load(limits + ranks * pitch, mask=is_rank, other=0x7FFFFFFF)
+    full = tl.min(tl.where(counts > limit, ranks, _RANKS), 0)
+    wrong = tl.load(sums + 2 * experts + world)
+    is_wrong = wrong < total
+    kind = tl.where(is_wrong, 2, tl.where(full < _RANKS, 1, 0))
+    count = tl.sum(tl.where(ranks == full, counts, 0), 0)
+    most = tl.sum(tl.where(ranks == full, limit, 0), 0)
+    id = tl.load(ids + tl.where(is_wrong, wrong, 0), mask=is_wrong, other=0)
+    if (kind > 0) & (tl.load(status) == 0):
+        for words in tl.static_range(2):
+            to = status if words == 0 else shown
+            tl.store(to + 1, tl.where(is_wrong, wrong, full))
+            tl.store(to + 2, tl.where(is_wrong, id, count))
+            tl.store(to + 3, tl.where(is_wrong, tag, most))
+            tl.debug_barrier()
+            tl.store(to, kind)
+
+
+@triton.jit(do_not_specialize=EXPERTS_PLACE.unknown)
+def experts_place(  # noqa: PLR0913
+    ids,
+    workspace,
+    routing,
+    limits,
+    status,
+    shown,
+    pitch: tl.int32,
+    tag: tl.int32,
+    notes: tl.int32,
+    total: tl.int32,
+    chunks: tl.int32,
+    experts: tl.int32,
+    world: tl.int32,
+    rank: tl.int32,
+    own_begin: tl.int32,
+    own_end: tl.int32,
+    CHUNK: tl.constexpr,
+    PLACED: tl.constexpr,
+):
+    """Store PLACED slots at their places in the list, and the numbers before the list.
+
+    ids, workspace, total to CHUNK: those of `experts_count`. `experts_scan` ran before.
+    routing: int32, receives the result.
+    limits, pitch: the most rows of each rank, `pitch` numbers apart.
+    status, shown: int32 [4], keep the first fault; `shown` is host memory. See `experts.Faults`.
+    tag: a number of the host, which a fault keeps.
+    notes: whether faults are noted.
+    """
+    program = tl.program_id(0)
+    bins = 2 * experts
+    lines = bins + world + 1
+    sums = workspace + lines * chunks
+    numbers = sums + lines
+    ends = routing + _HEADER
+    own_ids = ends + bins
+    slots = own_ids + (own_end - own_begin)
+    slot = program * PLACED + tl.arange(0, PLACED)
+    inside = slot < total
+    id = tl.load(ids + slot, mask=inside, other=-1)
+    bin = tl.where(inside, _bin_of(id, slot, experts, rank, own_begin, own_end), bins)
+    listed = bin < bins
+    place = tl.load(numbers + slot, mask=listed, other=0)
+    place += tl.load(workspace + bin * chunks + slot // CHUNK, mask=listed, other=0)
+    before = 0  # slots in earlier bins
+    for first in tl.range(0, bins, _BINS):
+        other = first + tl.arange(0, _BINS)
+        sum = tl.load(sums + other, mask=other < bins, other=0)
+        past = before + tl.cumsum(sum, 0)
+        at = ends + (1 - other % 2) * experts + other // 2
+        tl.store(at, past, mask=(other < bins) & (program == 0))
+        here = (bin >= first) & (bin < first + _BINS)
+        place += tl.where(here, tl.gather(past - sum, tl.where(here, bin - first, 0), 0), 0)
+        before += tl.sum(sum, 0)
     is_own = inside & (slot >= own_begin) & (slot < own_end)
     tl.store(own_ids + slot - own_begin, id, mask=is_own)
-    slots = own_ids + (own_end - own_begin)
-    tl.store(slots + slot, tl.full((CHUNK,), -1, tl.int32), mask=inside & (slot >= before))
-    bin = _bin_of(id, slot, experts, world, rank, own_begin, own_end)
-    sorted_lanes = tl.sort(bin * CHUNK + lane)  # each key is unique, so the order is stable
-    bin = sorted_lanes // CHUNK
-    listed = bin < bins
-    place = lane + tl.load(own_shifts + bin, mask=listed, other=0)
-    tl.store(slots + place, chunk * CHUNK + sorted_lanes % CHUNK, mask=listed)
-    if chunk == 0:
-        _store_head(routing, counts, chunks, pitch, total, before, experts, world)
+    tl.store(slots + slot, tl.full((PLACED,), -1, tl.int32), mask=inside & (slot >= before))
+    tl.store(slots + place, slot, mask=listed)
+    if program == 0:
+        _store_head(routing, sums, total, before, experts, world)
+        if notes:
+            _note(ids, sums, limits, pitch, status, shown, tag, total, experts, world)

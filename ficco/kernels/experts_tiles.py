@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _FEW_ROWS = 64  # of an expert on average: tiles of 64 rows
+_FLAT_ROWS = 1024  # contracted in a gradient
+_FLAT_DEPTH = 1024  # where a tile's stores take as long as many of its steps
 
 
 class ExpertTile(NamedTuple):
@@ -34,25 +36,41 @@ class ExpertTile(NamedTuple):
         }  # fmt: skip
 
 
-WIDE = ExpertTile(128, 256, 64, 16, 8, 3)
-FEW = ExpertTile(64, 256, 64, 16, 8, 3)
+WIDE = ExpertTile(128, 256, 64, 8, 8, 4)
+FLAT = ExpertTile(128, 128, 64, 16, 4, 3, programs=2)  # one multiplies while the other one stores
+FEW = ExpertTile(64, 256, 64, 16, 4, 4)
 BY_POINTERS = ExpertTile(128, 128, 32, 16, 8, 3)
 GRADIENT = ExpertTile(128, 256, 64, 16, 8, 3)
+GRADIENT_FLAT = ExpertTile(128, 128, 64, 16, 4, 3)  # two programs on a multiprocessor
+# Loads by index are issued by half as many steps earlier as there are stages.
+GRADIENT_BY_INDEX = ExpertTile(128, 256, 64, 16, 8, 5)
 
 
-def product_tile(per_expert: int, d: int, n: int, bulk: bool) -> ExpertTile:
-    """Return the tile of a product.
+def product_tile(per_expert: int, d: int, bulk: bool) -> ExpertTile:
+    """Return the tile of a product, the best of those of bench/grouped_gemm.py on an H200.
 
     Args:
         per_expert: rows of an expert on average.
-        d, n: depth and columns.
+        d: depth.
         bulk: whether weights can be loaded in bulk.
     """
     if not bulk or d % WIDE.deep:
         return BY_POINTERS
-    return FEW if per_expert <= _FEW_ROWS else WIDE
+    if per_expert <= _FEW_ROWS:
+        return FEW
+    return FLAT if d <= _FLAT_DEPTH else WIDE
 
 
-def gradient_tile(bulk: bool) -> ExpertTile:
-    """Return the tile of a weight's gradient; `bulk`: whether the device has bulk loads."""
-    return GRADIENT if bulk else BY_POINTERS
+def gradient_tile(per_expert: int, bulk: bool, indexed: bool) -> ExpertTile:
+    """Return the tile of a weight's gradient.
+
+    Args:
+        per_expert: rows of an expert on average.
+        bulk: whether rows can be loaded in bulk.
+        indexed: whether rows are found by index.
+    """
+    if not bulk:
+        return BY_POINTERS
+    if indexed:
+        return GRADIENT_BY_INDEX
+    return GRADIENT_FLAT if per_expert <= _FLAT_ROWS else GRADIENT

@@ -15,18 +15,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan import SIGNALS, Signal, signal_place
 from ficco.plan.tables import GATES, MOVES, VACANT
 
 MODULES = (
-    "declarations", "experts_gradient_kernel", "experts_product_kernel", "experts_route_kernel",
-    "experts_sum_kernel", "gated_push_kernel", "gated_sum_kernel", "gated_wait_kernel", "mailbox",
-    "one_kernel_all_reduce_kernel", "one_kernel_gather_kernel", "one_kernel_handshake",
-    "one_kernel_pool_kernel", "one_kernel_product", "pooled_block",
-    "pooled_tables_kernel", "pulling_kernel", "row_updates_kernel", "sending_kernel",
-    "signal_ptx", "signals", "split_k", "sum_epilogue", "sum_kernel", "tile_product",
-    "tuple_arguments", "window_release_kernel",
+    "declarations", "experts_activation_kernel", "experts_gradient_kernel",
+    "experts_product_kernel", "experts_route_kernel", "experts_sum_kernel", "gated_push_kernel",
+    "gated_sum_kernel", "gated_wait_kernel", "mailbox", "one_kernel_all_reduce_kernel",
+    "one_kernel_gather_kernel", "one_kernel_handshake", "one_kernel_pool_kernel",
+    "one_kernel_product", "pooled_block", "pooled_tables_kernel", "pulling_kernel",
+    "row_updates_kernel", "sending_kernel", "signal_ptx", "signals", "split_k", "sum_epilogue",
+    "sum_kernel", "tile_product", "tuple_arguments", "window_release_kernel",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ficco.kernels.arrays import library_of
 from ficco.kernels.one_kernel import ranks_as_bits
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan.tables import WindowRelease
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ficco.kernels.signals import raise_words
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 
 __all__ = ["give_window_back"]
 

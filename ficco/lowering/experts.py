@@ -1,11 +1,12 @@
 """Lowering of a mixture of experts: tokens travel to experts, and rows of experts return.
 
-Every place in a window depends on a token alone, so no step depends on a count. Token t of rank s is
-row first[s] + t of the window `gathered`; slot j of it is row t * topk + j of the window `returned`
-of rank s. What the steps multiply depends on the routing tables, which are data.
+Every place in a window depends on a token alone, so no step depends on a count. Token t of rank s
+is row first[s] + t of the window `gathered`; slot j of it is row t * topk + j of the window
+`returned` of rank s. What the steps multiply depends on the routing tables, which are data.
 
-Dispatch pushes all tokens to all peers, as `gathering` does. With two waves the experts multiply the
-rank's own tokens first, then those of all peers. Each wave reads all weights, so there are no more:
+Dispatch pushes all tokens to all peers, as `gathering` does. With two waves the experts multiply
+the rank's own tokens first, then those of all peers. Each wave reads all weights, so there are no
+more:
 
     push      [free] enter  x->1 x->2
     compute   experts x     [x of 1, x of 2] experts of both    [entered] clear, free
@@ -73,8 +74,8 @@ def _check(op: str, schedule: Schedule, **needed: object) -> None:
         found = ", ".join(f"{axis}={getattr(schedule, axis)!r}" for axis in wrong)
         nearest = ", ".join(f"{axis}={value!r}" for axis, value in wrong.items())
         raise ScheduleError(
-            f"{op} with {found} is not implemented: experts multiply all rows by few launches, since "
-            f"each reads all weights; the nearest that works is {nearest}"
+            f"{op} with {found} is not implemented: experts multiply all rows by few launches, "
+            f"since each reads all weights; the nearest that works is {nearest}"
         )
 
 
@@ -111,9 +112,7 @@ def _dispatch(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     return RankPlan(rank, (*operand_buffers(problem, rank), window), tuple(steps))
 
 
-def _gather(
-    problem: Problem, rank: int, name: str, tokens: Sequence[tuple[int, Region]]
-) -> Step:
+def _gather(problem: Problem, rank: int, name: str, tokens: Sequence[tuple[int, Region]]) -> Step:
     """Return the step that multiplies the tokens of some ranks with the weights of experts."""
     y = Region(rank, "y0", 0, problem.capacities[rank], 0, problem.n)
     sources = tuple([region for _, region in tokens])

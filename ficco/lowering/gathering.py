@@ -112,6 +112,7 @@ class GatherCut:
         return self.box(rows, chunk, (self.rank - shard) % self.world)
 
     def empty(self, shard: int, chunk: int) -> bool:
+        """Return whether a chunk has no elements."""
         row0, row1, col0, col1 = self.incoming_box(shard, chunk)
         return row0 == row1 or col0 == col1
 
@@ -123,6 +124,7 @@ class GatherCut:
         return Piece(buffer, shift, first + row0, first + row1, col0, col1)
 
     def own_shift(self) -> int:
+        """Return the rows from the own block in x to its place among all rows."""
         own = self.blocks.own
         return own.recv - own.begin
 
@@ -132,12 +134,15 @@ class GatherCut:
         return Piece("x", self.own_shift(), own.recv, own.recv + own.rows, 0, self.k)
 
     def own_chunks(self) -> list[int]:
+        """Return the numbers of the own block's chunks that have elements."""
         return [j for j in range(self.schedule.chunks) if not self.empty(self.rank, j)]
 
     def signal(self, shard: int, chunk: int) -> Signal:
+        """Return the signal that a chunk of a peer has arrived."""
         return Signal(self.rank, "data", shard, chunk)
 
     def data_words(self) -> list[Signal]:
+        """Return the signals of all arrivals, in order."""
         return [self.signal(*at) for at in self.arrivals]
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from ficco.lowering.attachments import Terms, row_regions, rows_added
 from ficco.operators.blocks import Blocks
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Buffer, Part, Product, Region, Signal, Step, operand_buffers
 
 WINDOW = "gathered"

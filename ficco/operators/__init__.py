@@ -52,6 +52,8 @@ for _function in (
     bag_functions.POOLED,
     auxiliary.EXCHANGE_ROWS,
     auxiliary.TOKEN,
+    auxiliary.ROUTE_EXPERTS,
+    auxiliary.RETURN_GATES,
     expert_functions.EXPERT_GRADIENT,
 ):
     register_function(_function)

@@ -42,7 +42,8 @@ from ficco.operators.functions import (
     weight_flops,
     weight_name,
 )
-from ficco.operators.problem import Output, Problem, chunk_sizes, offsets
+from ficco.operators.problem import Problem, chunk_sizes, offsets
+from ficco.operators.problem_checks import Output
 from ficco.operators.products import bias_terms, weight_operand
 from ficco.operators.reference import (
     exact_product,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ficco.core.dtypes import DTYPES, INDEX_DTYPES
 from ficco.core.errors import InputError
-from ficco.operators.problem import MOST
+from ficco.operators.problem_checks import MOST
 from ficco.operators.shapes import check_bias
 
 Array = Any

@@ -17,7 +17,8 @@ from ficco.operators.arrays import (
     row_contiguous,
     weight_row,
 )
-from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.operators.problem import Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.operators.registry import Array, Arrays, Posed
 from ficco.operators.shapes import check_bags
 

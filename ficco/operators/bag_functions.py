@@ -8,7 +8,8 @@ from typing import Any
 from ficco.core.errors import InputError
 from ficco.operators.bag_arrays import check_height
 from ficco.operators.functions import CALL, rounded_length
-from ficco.operators.problem import MODES, Output, Problem, chunk_sizes
+from ficco.operators.problem import MODES, Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.operators.registry import Array, Function, Kept, Local
 from ficco.operators.shapes import check_bags
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ficco.operators import blocks, experts, expert_functions
-from ficco.operators.problem import Problem
+from ficco.operators import blocks, expert_functions, experts
+from ficco.operators.problem import Problem, offsets
 from ficco.operators.reference import library_of, wide, zero_of
 from ficco.operators.registry import Array, Arrays, Exact, Expected, Flow, Operator
-from ficco.operators.problem import offsets
 from ficco.operators.symbolic import Source, combined, rows_name
 
 

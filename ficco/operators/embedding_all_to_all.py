@@ -13,7 +13,8 @@ from ficco.core.errors import InputError, shown
 from ficco.operators.bag_arrays import pose
 from ficco.operators.bag_functions import SUMMED
 from ficco.operators.blocks import Blocks, Incoming, Outgoing
-from ficco.operators.problem import MODES, POOLING, TABLES, Problem, check_per_rank, offsets
+from ficco.operators.problem import MODES, POOLING, TABLES, Problem, offsets
+from ficco.operators.problem_checks import check_per_rank
 from ficco.operators.products import check_one_output, one_output
 from ficco.operators.reference import is_tensor, library_of, wide, zero_of
 from ficco.operators.registry import Array, Arrays, Exact, Expected, Flow, Operand, Operator

@@ -18,7 +18,8 @@ from ficco.operators.arrays import (
     row_contiguous,
 )
 from ficco.operators.functions import CALL, empty_columns, join, other_call, split
-from ficco.operators.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
+from ficco.operators.problem import Problem, chunk_sizes, offsets
+from ficco.operators.problem_checks import Output, check_per_rank
 from ficco.operators.products import (
     bias_terms,
     check_one_output,

@@ -13,7 +13,8 @@ from ficco.core.errors import InputError
 from ficco.operators.experts import check_shapes
 from ficco.operators.functions import CALL, size_for_this_rank, split
 from ficco.operators.functions import join as join_flat
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.operators.registry import Array, Function, Kept, Local
 from ficco.operators.routing import Routed
 from ficco.operators.shapes import sized
@@ -44,7 +45,9 @@ def _problem(
     call.check(w, "w", 3)
     e, k, n = w.shape
     if not (e and k and n):
-        raise InputError(f"w {sized(w)}; the weights of experts are [experts, k, n], none of them 0")
+        raise InputError(
+            f"w {sized(w)}; the weights of experts are [experts, k, n], none of them 0"
+        )
     check_shapes("x", x, "w", w, (e, x.shape[1], n))
     sizes = Routed(e, topk, tuple(rows))
     if len(rows) != call.world:
@@ -103,16 +106,15 @@ def _keep_dispatched(tensors: Any, rest: Any, needs: Sequence[bool], ys: Any) ->
 def _dispatch_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     """dx: the rows of dy times w^T return to their tokens. dw: for each expert x^T dy."""
     x, routing, w = kept.tensors
-    topk, rows, _, _, *rest = kept.rest
+    topk, rows, _, gathered, *rest = kept.rest
     dy, dx, dw = call.matrix(dys[0]), None, None
     if dy is None:
         return [None, None, None]
     if kept.needs[0]:
-        dx = call.mirror(
-            "matmul_combine", (dy, routing, w.transpose(1, 2), topk, rows, *rest)
-        )
+        dx = call.mirror("matmul_combine", (dy, routing, w.transpose(1, 2), topk, rows, *rest))
     if kept.needs[2]:
-        dw = call.expert_gradient(x, dy, routing, topk, rows, rest[0], kept.shapes[2], True)
+        facts = rest[0], kept.shapes[2], True, gathered
+        dw = call.expert_gradient(x, dy, routing, topk, rows, *facts)
     return [dx, None, dw]
 
 
@@ -151,17 +153,16 @@ def _combine_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         return [None, None, None]
     capacity = kept.shapes[0][0]
     if not kept.needs[0]:  # only dw: nothing is multiplied with w
-        dw = call.expert_gradient(dy, x, routing, topk, rows, rest[0], kept.shapes[2], False)
-        return [None, None, dw]
+        facts = rest[0], kept.shapes[2], False, False
+        return [None, None, call.expert_gradient(dy, x, routing, topk, rows, *facts)]
     gathered = bool(kept.needs[2])
     dx, *arrived = call.mirror(
         "dispatch_matmul",
         (dy, routing, w.transpose(1, 2), topk, rows, capacity, gathered, *rest),
     )
     if gathered:
-        dw = call.expert_gradient(
-            arrived[0], x, routing, topk, rows, rest[0], kept.shapes[2], False
-        )
+        facts = rest[0], kept.shapes[2], False, True
+        dw = call.expert_gradient(arrived[0], x, routing, topk, rows, *facts)
     return [dx, None, dw]
 
 
@@ -198,15 +199,14 @@ COMBINE = Function(
 
 
 def _gradient_shape(ranks: Ranks, *arguments: Any) -> Array:
-    tokens, rows, _, _, _, shape, by_tokens, *_ = arguments
-    e, k, n = shape
-    return tokens.new_empty((e, k, n))
+    tokens, _, _, _, _, shape, *_ = arguments
+    return tokens.new_empty(tuple(shape))
 
 
 EXPERT_GRADIENT = Function(
     name="expert_gradient",
     schema="(Tensor tokens, Tensor rows, Tensor routing, int topk, SymInt[] counts, SymInt[] shape,"
-    " bool by_tokens, str group) -> Tensor",
+    " bool by_tokens, bool gathered, str group) -> Tensor",
     shapes=_gradient_shape,
     flat=split(3),
     nested=join_flat,
@@ -214,5 +214,6 @@ EXPERT_GRADIENT = Function(
 )
 """Returns for each expert the product, along its rows, of tokens and rows in order of the list.
 
-by_tokens: tokens^T rows, [e, k, n]; else rows^T tokens. Only gradients call it.
+by_tokens: tokens^T rows, [e, k, n]; else rows^T tokens. gathered: whether tokens are those of all
+ranks; else they are gathered. Only gradients call it.
 """

@@ -15,7 +15,8 @@ from typing import Any
 from ficco.core.checking import whole_number
 from ficco.core.errors import InputError, shown
 from ficco.operators.arrays import Library, check_most, check_same_dtype, matrices
-from ficco.operators.problem import Output, Problem, check_per_rank
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output, check_per_rank
 from ficco.operators.reference import is_tensor, library_of, wide
 from ficco.operators.registry import Array, Arrays, Draw, Operand, Posed
 from ficco.operators.routing import MOST_EXPERTS, Routed, Table, parts_of, table
@@ -36,8 +37,8 @@ def check(problem: Problem) -> None:
     if first.axis != "rows" or first.bias or len(set(first.columns)) > 1 or (others and not kept):
         found = [(output.axis, output.columns, output.bias) for output in p.outputs]
         raise InputError(
-            f"outputs: (axis, columns, bias) are {shown(found)}; {p.op} has one product along rows, "
-            "with the same columns on every rank and no bias"
+            f"outputs: (axis, columns, bias) are {shown(found)}; {p.op} has one product along "
+            "rows, with the same columns on every rank and no bias"
         )
 
 

@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ficco.operators.problem import MOST, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import MOST
 from ficco.operators.registry import Array, Kept
 
 CALL = "str group, str schedule, int? grain"

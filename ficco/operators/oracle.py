@@ -107,7 +107,9 @@ def _drawn(problem: Problem, operand: Operand, others: Mapping[str, Operand], dr
         beside = [one for one in others.values() if one.follows == follows]
         lookups = next(one.cols for one in beside if one.role == "indices")
         return draw.rising((lookups if others[follows].rows else 0) + 1, cols, dtype)
-    return draw.normal(rows, cols, 1 / math.sqrt(problem.k) if role in ("weight", "experts") else 1.0, dtype)
+    return draw.normal(
+        rows, cols, 1 / math.sqrt(problem.k) if role in ("weight", "experts") else 1.0, dtype
+    )
 
 
 def bytes_needed(problem: Problem, ranks: Sequence[int] | None = None) -> int:

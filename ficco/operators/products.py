@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ficco.core.errors import InputError, shown
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.operators.registry import Operand
 from ficco.operators.symbolic import Content, Source, row_of
 

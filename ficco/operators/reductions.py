@@ -29,7 +29,8 @@ from ficco.operators.functions import (
     size_for_this_rank,
     unequal_rows,
 )
-from ficco.operators.problem import Output, Problem, check_per_rank, chunk_sizes, offsets
+from ficco.operators.problem import Problem, chunk_sizes, offsets
+from ficco.operators.problem_checks import Output, check_per_rank
 from ficco.operators.products import (
     bias_terms,
     check_one_output,

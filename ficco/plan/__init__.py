@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ficco.core.dtypes import ELEMENT_BYTES
-from ficco.operators.problem import MAX_WORLD, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.operators.registry import ROLES as OPERANDS
 from ficco.operators.routing import Routed
 from ficco.plan.schedule import MAX_CHUNKS, Schedule
@@ -162,8 +163,9 @@ class Experts(NamedTuple):
         mode: "gather": rows of `sources` (tokens of ranks) times the weights of their experts, in
             the order of the list; `targets[i]` is the part of one box whose tokens are in
             `sources[i]`. "return": rows in the order of the list (the one source) times the weights
-            of their experts; `targets` are boxes with a row per slot, of the owners of tokens. "sum":
-            per token the sum of the rows of its slots (the one source), in order, in float32.
+            of their experts; `targets` are boxes with a row per slot, of the owners of tokens.
+            "sum": per token the sum of the rows of its slots (the one source), in order, in
+            float32.
         sizes: of the routing table.
         routing: the table.
         weight: the weights of this rank's experts, one below the other; None: mode "sum".

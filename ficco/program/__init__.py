@@ -275,7 +275,13 @@ def operands_of(work: Work) -> Iterator[Region]:
                     yield from operands_of(item)
 
 
-_KINDS: dict[type, str] = {Sum: "reduce", Reduce: "reduce", Bag: "bag", Pool: "bag", Experts: "experts"}
+_KINDS: dict[type, str] = {
+    Sum: "reduce",
+    Reduce: "reduce",
+    Bag: "bag",
+    Pool: "bag",
+    Experts: "experts",
+}
 _KERNELS: dict[type, str] = {
     Gemm: "gemm",
     Sum: "sum",

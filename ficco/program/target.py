@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 
 LEFT_TO_COPIES = 4  # multiprocessors that launches which wait leave free, if ranks share a device
 FEWEST_STORED = 3  # from this many signals on, one kernel is faster than stream writes

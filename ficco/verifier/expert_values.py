@@ -2,9 +2,9 @@
 
 A step's result depends on a routing table, which the proof does not know. The proof shows that a
 step reads the whole table of its rank, the whole weight of its experts, and all tokens of a rank or
-all rows of the experts; that the part of each rank is written once; and that everything has arrived.
-It takes on trust that a kernel follows the table, and that the tables of all ranks are of the same
-expert numbers.
+all rows of the experts; that the part of each rank is written once; and that everything has
+arrived. It takes on trust that a kernel follows the table, and that the tables of all ranks are of
+the same expert numbers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Values(NamedTuple):
         return ""
 
     def source_of(self, region: Region) -> Source | None:
-        """Return the operand in a region, as seen from its first element; None: it is no operand."""
+        """Return the operand in a region, seen from its first element; None: it is no operand."""
         parts = self.contents[region]
         if len(parts) != 1 or not isinstance(parts[0][1], Source):
             return None
@@ -100,7 +100,9 @@ def returned(values: Values, work: Experts) -> list[Parts] | str:
             continue
         target = work.targets[len(results)] if len(results) < len(work.targets) else None
         if target is None or target.of != rank or target.rows != high:
-            return f"its target {target} is not the part of rank {rank} of the slots of rank {owner}"
+            return (
+                f"its target {target} is not the part of rank {rank} of the slots of rank {owner}"
+            )
         results.append(_named(returned_name(_name(work)), rank, target, slot))
         slot += high
     return results if len(results) == len(work.targets) else "it has more targets than owners"

@@ -46,7 +46,14 @@ _EMPTY = {
     kind: [
         field
         for field in (
-            "reads", "writes", "signals", "products", "parts", "collective", "modes", "routed"
+            "reads",
+            "writes",
+            "signals",
+            "products",
+            "parts",
+            "collective",
+            "modes",
+            "routed",
         )
         if field not in used
     ]
@@ -271,8 +278,9 @@ def _experts(step: Step) -> Iterator[tuple[str, str]]:
         count = work.sizes.experts
         inner, width = (inner, width // count) if work.turned else (inner // count, width)
         if any(source.cols != inner for source in work.sources):
-            yield f"{work.weight} has {inner} rows per expert, unlike the columns of its sources", (
-                "make the sizes agree"
+            yield (
+                f"{work.weight} has {inner} rows per expert, unlike the columns of its sources",
+                ("make the sizes agree"),
             )
     else:
         width = work.sources[0].cols

@@ -23,7 +23,8 @@ from ficco.engine.compute import dtype_of
 from ficco.engine.window_layout import COPIES, Layout
 from ficco.lowering.sending import sends_all
 from ficco.operators import oracle
-from ficco.operators.problem import MODES, Output, Problem, chunk_sizes
+from ficco.operators.problem import MODES, Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.plan import WindowBytes
 from ficco.plan.schedule import Schedule
 from ficco.plan.tables import VACANT

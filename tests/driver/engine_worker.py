@@ -27,7 +27,8 @@ from ficco.engine.peer_signals import SignalsRefused
 from ficco.lowering import lower
 from ficco.lowering.cutting import is_edged
 from ficco.operators import oracle, registry
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.program import Wait
 from ficco.runtime import engine as engines

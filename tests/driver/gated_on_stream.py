@@ -27,7 +27,7 @@ from ficco.kernels import loading
 from ficco.kernels.compiling import compile_variant
 from ficco.kernels.native_launch import Code
 from ficco.kernels.variants import Launch, Variant, elements_of, passed, variant_of
-from ficco.operators.problem import MAX_WORLD
+from ficco.operators.problem_checks import MAX_WORLD
 
 # Columns of the kernel's table.
 FIELDS = 11  # of a row of the table of tiles

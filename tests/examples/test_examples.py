@@ -61,6 +61,14 @@ def test_the_example_of_embedding_tables(tmp_path: Path, torch: Any) -> None:
     assert float(gap) < 1e-4, said
 
 
+def test_the_example_of_experts(tmp_path: Path, torch: Any) -> None:
+    said = output_of("moe.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
+    assert len(losses) == 6 and losses[-1] < losses[0] / 4, losses
+    (gap,) = re.findall(r"all experts on one rank: (\S+)", said)
+    assert float(gap) < 1e-4, said
+
+
 def test_the_llama_example(tmp_path: Path, torch: Any, request: pytest.FixtureRequest) -> None:
     """Skipped where transformers is missing; `--require transformers` fails instead."""
     if "transformers" not in request.config.getoption("--require"):

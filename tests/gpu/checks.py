@@ -102,6 +102,7 @@ def _calls() -> Iterator[Check]:
         yield Check("capture_rules", "capture_rules", world, quick=whole)
         yield Check("functions", "functions", world)
         yield Check("tuned", "tuned", world, limit_s=90.0, quick=whole)
+        yield Check("experts", "experts", world, limit_s=90.0, quick=whole)
         for seed in (1, 2) if whole else (1,):
             words = {"seed": seed, "calls": 90 if whole else 50}
             # Odd sizes and layouts take kernels that the pack lacks: Triton compiles them.

@@ -10,7 +10,8 @@ from rank import CUDA, Arrays, Rank
 
 from ficco.engine.wanted import DescribedKernels, launches_in
 from ficco.lowering import lower_rank
-from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.operators.problem import Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 
 

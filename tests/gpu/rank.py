@@ -16,7 +16,8 @@ from ficco.lowering import finishing
 from ficco.lowering.sending import sends_all
 from ficco.measure.executors import TorchDraw
 from ficco.operators import oracle
-from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.operators.problem import Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.runtime.process_gpu import GpuProcessRuntime
 

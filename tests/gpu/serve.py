@@ -28,6 +28,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "modules")]
 
 import at_random
+import experts_on_ranks
 import gradient_worker
 import overlapping
 import pooling_at_random
@@ -74,6 +75,7 @@ def _overlap(scenario: Callable[..., None], rank: int, world: int) -> None:
 SCENARIOS: dict[str, Callable[..., None]] = {
     **{name: partial(_on_runtime, each) for name, each in scenarios.SCENARIOS.items()},
     "device_kernels": device_kernels,
+    "experts": experts_on_ranks.experts,
     "functions": scenarios.functions,
     "gradients": _gradients,
     "tables": _tables,

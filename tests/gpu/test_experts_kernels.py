@@ -25,9 +25,7 @@ def ids_of(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["even", "one", "few"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", [(256, 512), (200, 520), (72, 40)])
-def test_products(
-    shared_gpus: int, kind: str, dtype: torch.dtype, sizes: tuple[int, int]
-) -> None:
+def test_products(shared_gpus: int, kind: str, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     case = Case(ids_of(kind), TOKENS, EXPERTS, *sizes, dtype, scale=sizes[0] ** -0.5)
     for rank in range(len(TOKENS)):
         count = len(case.wanted_list(rank)[0])

@@ -15,7 +15,8 @@ import ficco
 from ficco import operators
 from ficco.core.errors import InputError, ScheduleError, TimeoutExceeded
 from ficco.operators import oracle
-from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.operators.problem import Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 
 pytestmark = pytest.mark.timeout(90)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ficco.operators import oracle
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 
 DTYPES = ("float32", "float16", "bfloat16")
 

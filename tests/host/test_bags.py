@@ -12,7 +12,8 @@ from arrays import DTYPES, bits
 import ficco
 from ficco.engine.compute import dtype_of
 from ficco.operators import oracle
-from ficco.operators.problem import MODES, Output, Problem
+from ficco.operators.problem import MODES, Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 
 SCHEDULES = [

@@ -16,7 +16,8 @@ from ficco.core.machine import Machine
 from ficco.engine.compute import named
 from ficco.lowering import lower_rank
 from ficco.operators import OPERATORS, oracle
-from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.operators.problem import Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.runtime.node_runtime import NodeRuntime
 

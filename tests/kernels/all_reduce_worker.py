@@ -33,7 +33,8 @@ from ficco.kernels.one_kernel import Control
 from ficco.kernels.one_kernel_all_reduce import RECORD, OneKernelTile, prepare
 from ficco.kernels.records import Operands, Places
 from ficco.lowering import lower_rank
-from ficco.operators.problem import MAX_WORLD, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import MAX_WORLD
 from ficco.plan import Signal, digest_of, signal_place, window_places
 from ficco.plan.schedule import Schedule
 from ficco.plan.tables import VACANT

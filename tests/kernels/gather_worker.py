@@ -29,7 +29,8 @@ from ficco.kernels.one_kernel_all_reduce import OneKernelTile
 from ficco.kernels.one_kernel_gather import RECORD, choose, prepare
 from ficco.kernels.records import Operands, Places
 from ficco.lowering import lower_rank
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import SIGNALS_PER_COPY, Signal, digest_of, signal_place, window_places
 from ficco.plan.schedule import Schedule
 from ficco.program.passes.one_kernel_tables import table_of

@@ -40,7 +40,8 @@ from ficco.kernels.one_kernel import Control
 from ficco.kernels.records import Places, places_of
 from ficco.kernels.variants import Launch, Passed, flattened, passed, variant_of
 from ficco.lowering import lower_rank
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.plan.tables import GatedPart
 from ficco.program.passes.one_kernel_tables import table_of

@@ -27,7 +27,8 @@ from ficco.kernels import one_kernel
 from ficco.kernels.pulling import RECORD, prepare
 from ficco.kernels.records import Operands, Places
 from ficco.lowering import lower_rank
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Signal, digest_of, signal_place, window_places
 from ficco.plan.schedule import Schedule
 from ficco.plan.tables import PullTable

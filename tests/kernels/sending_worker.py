@@ -28,7 +28,8 @@ from ficco.kernels.variants import passed
 from ficco.lowering import lower_rank
 from ficco.lowering.sending import KEPT, SENT
 from ficco.operators import oracle, registry
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import digest_of, window_places
 from ficco.plan.schedule import Schedule
 from ficco.plan.tables import PullTable

@@ -24,7 +24,8 @@ from ficco.kernels.declarations import KERNELS
 from ficco.kernels.variants import Launch, Variant, is_aligned, passed, variant_of
 from ficco.lowering import lower_rank
 from ficco.operators import OPERATORS
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

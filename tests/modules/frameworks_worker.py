@@ -1,7 +1,8 @@
 """A rank that overlaps models of other libraries.
 
-python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`, `peft`,
-`megatron`, `deepspeed`, or `torchtitan` and a name of setups in `torchtitan_llama.py`.
+python frameworks_worker.py STORE RANK WORLD WHAT; WHAT is `transformers`, `families`,
+`experts`, `peft`, `megatron`, `deepspeed`, or `torchtitan` and a name of setups in
+`torchtitan_llama.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ficco.core.private.frameworks import TRANSFORMER_ENGINE
 
 sys.path.insert(0, str(Path(__file__).parent))
 from autotp_check import autotp_layers, autotp_left
+from experts_check import experts
 from megatron_check import megatron_layers
 from megatron_double import modules
 from megatron_fused_check import EXTENSION, gemm, layer_of, main_grads, main_grads_refused
@@ -335,7 +337,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     join_gloo(store, rank, world)
-    check: Any = globals()[what]
+    check: Any = experts if what == "experts" else globals()[what]
     check(rank, world, Path(store).parent, *sys.argv[5:])
     ficco.close()
     dist.destroy_process_group()

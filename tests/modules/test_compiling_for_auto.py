@@ -19,7 +19,8 @@ from ficco.engine.wanted import DescribedKernels, launches_in  # noqa: E402
 from ficco.kernels import fallback  # noqa: E402
 from ficco.kernels.variants import variant_of  # noqa: E402
 from ficco.lowering import lower_rank  # noqa: E402
-from ficco.operators.problem import Output, Problem  # noqa: E402
+from ficco.operators.problem import Problem  # noqa: E402
+from ficco.operators.problem_checks import Output  # noqa: E402
 from ficco.plan.schedule import Schedule  # noqa: E402
 
 GPUS = ((90, 132),)

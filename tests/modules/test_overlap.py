@@ -61,6 +61,7 @@ def test_a_large_model_is_wrapped_at_once(tmp_path: Path, torch: Any) -> None:
         ("transformers", 2, "transformers", ("transformers", "accelerate")),
         ("transformers", 4, "transformers", ("transformers", "accelerate")),
         ("families", 2, "transformers", ("transformers", "accelerate")),
+        ("experts", 2, "transformers", ("transformers", "accelerate")),
         ("peft", 2, "peft", ("transformers", "accelerate", "peft")),
         ("megatron", 2, "megatron", ("megatron.core",)),
         ("deepspeed", 2, "deepspeed", ("deepspeed",)),

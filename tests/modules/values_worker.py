@@ -20,7 +20,8 @@ from joining import join_gloo
 import ficco
 from ficco.api import auto, bags
 from ficco.api import groups as open_groups
-from ficco.operators.problem import Output, Problem, chunk_sizes, offsets
+from ficco.operators.problem import Problem, chunk_sizes, offsets
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.runtime import library_programs
 from ficco.runtime.members import members_of

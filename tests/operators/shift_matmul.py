@@ -11,7 +11,8 @@ from typing import Any
 from ficco.operators.arrays import common_dtype, matrices, row_contiguous
 from ficco.operators.blocks import Blocks, Incoming, Outgoing
 from ficco.operators.functions import CALL, join, product_flops, split
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.operators.products import check_one_output, one_output, weight_operand
 from ficco.operators.reference import exact_product, weight_of, wide
 from ficco.operators.registry import Expected, Flow, Function, Local, Operand, Operator, Posed

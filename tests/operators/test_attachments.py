@@ -20,7 +20,8 @@ from ficco.core.machine import Machine
 from ficco.lowering import lower
 from ficco.measure import simulator
 from ficco.operators import oracle, registry
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.operators.registry import Attachment
 from ficco.plan import Plan
 from ficco.plan.plan_json import dumps, loads

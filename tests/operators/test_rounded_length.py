@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ficco.operators.functions import rounded_length
-from ficco.operators.problem import MOST
+from ficco.operators.problem_checks import MOST
 
 
 @pytest.mark.parametrize("lookups", [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 64])

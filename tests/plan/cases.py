@@ -19,7 +19,8 @@ from ficco.lowering.cutting import is_edged
 from ficco.lowering.one_kernel_gather import is_one_kernel
 from ficco.lowering.sending import sends_all
 from ficco.operators import OPERATORS, registry
-from ficco.operators.problem import MODES, Output, Problem
+from ficco.operators.problem import MODES, Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Plan
 from ficco.plan.schedule import Schedule
 
@@ -101,9 +102,7 @@ def problems(draw: st.DrawFn, max_world: int = 6, op: str | None = None) -> Prob
 
 
 @st.composite
-def expert_problems(
-    draw: st.DrawFn, op: str, world: int, k: int, n: int, dtype: str
-) -> Problem:
+def expert_problems(draw: st.DrawFn, op: str, world: int, k: int, n: int, dtype: str) -> Problem:
     outputs = [Output((n,) * world, operand_transposed=draw(st.booleans()))]
     if registry.get(op).flow.gathers and draw(st.booleans()):
         outputs.append(Output((k,) * world, "", "gathered"))
@@ -202,7 +201,8 @@ def expert_schedules(draw: st.DrawFn, problem: Problem) -> Schedule:
     if not problem.flow.gathers:
         return named
     return replace(
-        named, grain=draw(st.integers(1, 5)), route=draw(st.sampled_from(("all_peers", "rotation"))),
+        named, grain=draw(st.integers(1, 5)),
+        route=draw(st.sampled_from(("all_peers", "rotation"))),
         order=draw(st.sampled_from(("by_step", "by_peer"))),
         start=draw(st.sampled_from(("together", "local_first"))),
         taper=draw(st.sampled_from(("none", "head", "tail", "both"))),

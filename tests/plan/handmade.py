@@ -5,7 +5,8 @@ Two ranks, r and its peer q. They show that verifier and interpreter know the pl
 
 from __future__ import annotations
 
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Buffer, Part, Plan, Product, RankPlan, Region, Signal, Step, digest_of
 from ficco.plan.schedule import Schedule
 

@@ -12,6 +12,7 @@ import json
 import random
 
 import numpy as np
+from expert_steps import ExpertStep, solve_experts
 
 Array = np.ndarray
 Events = type(None for _ in ())  # a generator of None, or of the flag without which it cannot go on
@@ -50,6 +51,9 @@ def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, 
         begins[...] = np.sort(rng.integers(low, index.size + 1, begins.shape))
         mode = problem["modes"][r][i] if problem.get("modes") else "sum"
         sums.append(bags(mode, table, index, begins, known.get((r, f"weights{i}"))))
+    if problem.get("experts"):
+        solve_experts(problem, known, rng)
+        return known
     depths = problem.get("depths") or [problem["k"] for _ in ranks]
     pairs = problem.get("pairs") or [[depth] for depth in depths]
     for r, i, out in [(s, i, out) for s in ranks for i, out in enumerate(problem["outputs"])]:
@@ -85,7 +89,7 @@ def solve(problem: dict, shapes: dict, rng: np.random.Generator) -> dict[tuple, 
 
 
 PLACES = (1, 1, 2, 3, 10**6)  # for programs of kernels, on a device
-KERNELS = ("gemm", "reduce", "bag", "local_copy")
+KERNELS = ("gemm", "reduce", "bag", "experts", "local_copy")
 
 
 def kernels(ranks: dict[int, list[dict]]) -> tuple[set[tuple], set[tuple], set[tuple]]:
@@ -98,7 +102,7 @@ def kernels(ranks: dict[int, list[dict]]) -> tuple[set[tuple], set[tuple], set[t
     every = [(rank, step) for rank, steps in ranks.items() for step in steps]
     whole = {(r, s["lane"]) for r, s in every if (s["kind"], s["unit"]) == ("copy", "sm")}
     whole |= {(r, *lanes[r]) for r in ranks if whole and len(lanes[r]) == 1}
-    busy = {(r, s["lane"]) for r, s in every if s["kind"] in ("gemm", "reduce", "bag")}
+    busy = {(r, s["lane"]) for r, s in every if s["kind"] in ("gemm", "reduce", "bag", "experts")}
     steps, signals = set(), set()
     for r, s in every:
         if (r, s["lane"]) in whole:
@@ -239,6 +243,15 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                 target[...] = old  # what the value may add to
             target[...] = same(new if early else value(), target.shape)
 
+        def write_rows(work: ExpertStep, i: int) -> Events:
+            """Writes the rows of a target that are those of one rank; others may write the rest."""
+            target, rows = see(work.step["writes"][i]), work.written(i)
+            early = rng.random() >= 0.5
+            new = np.copy(work.value(i)) if early else None
+            target[rows] = np.nan
+            yield None
+            target[rows] = same(new if early else work.value(i), target[rows].shape)
+
         def play(step: dict, part: dict) -> Events:
             if waits := part.get("waits"):
                 yield from until(*(signal(one, "rank") for one in waits))
@@ -253,6 +266,10 @@ def interpret(source: str | dict, seed: int, calls: int = 3, in_order: bool = Fa
                 yield from until(*(("met", call, number, other) for other in ranks))
             for p in part.get("products", ()):
                 yield from write(p["c"], lambda p=p: product(step, p))
+            if step["kind"] == "experts":
+                for i in range(len(writes)):
+                    yield from write_rows(ExpertStep(step, rank, see), i)
+                writes = ()
             for i, region in enumerate(writes):
                 yield from write(region, lambda i=i: moved(step, part, i, sent))
             signals = part.get("raises", ())

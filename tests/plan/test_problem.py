@@ -18,7 +18,8 @@ from ficco.core.machine import Link, Machine
 from ficco.lowering import lower, lower_rank
 from ficco.lowering.cutting import arrivals, chunk_bounds, departures, turn_bounds
 from ficco.operators import OPERATORS
-from ficco.operators.problem import MAX_WORLD, Output, Problem, chunk_sizes
+from ficco.operators.problem import Problem, chunk_sizes
+from ficco.operators.problem_checks import MAX_WORLD, Output
 from ficco.plan import SIGNALS, SIGNALS_PER_COPY, Signal, signal_at, signal_place
 from ficco.plan.schedule import AXES, MAX_CHUNKS, Schedule
 

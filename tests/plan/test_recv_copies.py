@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ficco.core.machine import Machine
 from ficco.lowering import lower
 from ficco.lowering.finishing import GROWTH, SMALL_BYTES, Arrival, moves
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Region, Signal
 from ficco.plan.schedule import Schedule
 from ficco.program.passes.copies import joined_copies

@@ -8,7 +8,8 @@ import pytest
 
 from ficco.core.errors import ScheduleError
 from ficco.lowering import lower, lower_rank
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Plan, Signal
 from ficco.plan.schedule import MAX_CHUNKS, Schedule
 from ficco.verifier import verify

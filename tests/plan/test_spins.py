@@ -17,7 +17,8 @@ from interpreter import Wrong, interpret
 
 from ficco.lowering import lower
 from ficco.operators import OPERATORS
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Buffer, Part, Plan, Region, Signal, Step, copy_unit
 from ficco.plan.plan_json import dumps, loads
 from ficco.plan.schedule import Schedule

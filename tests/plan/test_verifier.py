@@ -20,7 +20,8 @@ from handmade import (
 
 import ficco.verifier
 from ficco.lowering import lower
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Signal, Step, digest_of
 from ficco.plan.schedule import Schedule
 from ficco.verifier import Violation, verify

@@ -14,7 +14,8 @@ from ranks import HOST, SCHEDULES, Ranks, gathering, posed
 from ficco.engine.compute import dtype_of, named
 from ficco.lowering import lower
 from ficco.operators import OPERATORS, oracle
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.runtime.node_runtime import NodeRuntime
 

@@ -12,7 +12,8 @@ from cases import MESH
 from ficco.core.errors import PlanError
 from ficco.lowering import lower
 from ficco.lowering.one_kernel_steps import plan_of
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import RankPlan, Step
 from ficco.plan.schedule import Schedule
 from ficco.plan.tables import OneKernelTable

@@ -17,7 +17,8 @@ from program_edits import EDITS, edited, exchanged, without_entry
 from ficco.core.errors import EngineError, PlanError, ScheduleError
 from ficco.lowering import lower
 from ficco.operators import OPERATORS
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Plan
 from ficco.plan.plan_json import dumps
 from ficco.plan.schedule import Schedule

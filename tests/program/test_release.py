@@ -9,7 +9,8 @@ import pytest
 from ficco.core.errors import EngineError
 from ficco.core.machine import Machine
 from ficco.lowering import lower_rank
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import RankPlan, Signal, signal_place
 from ficco.plan.schedule import Schedule
 from ficco.program import Gated, SignalWrite

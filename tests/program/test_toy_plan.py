@@ -21,7 +21,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))
 from toy_kernel import ToyTable, append_steps
 
 from ficco.lowering import one_kernel_steps
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Buffer, Plan, Product, RankPlan, Region, Step, digest_of
 from ficco.plan.schedule import Schedule
 from ficco.program import Gemm, Launch, OneKernel, Program

@@ -22,7 +22,8 @@ from ficco.measure.selector.facts import facts_of
 from ficco.measure.selector.profiles import profile_for
 from ficco.measure.selector.rule import HOST_AFTER_WAIT, MARGIN, estimate_us
 from ficco.operators import OPERATORS
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.plan.timeline import REGIMES
 

@@ -15,7 +15,8 @@ from ficco.measure.selector.candidates import candidates, points
 from ficco.measure.selector.facts import facts_of
 from ficco.measure.simulator import alike
 from ficco.operators import OPERATORS
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Plan, RankPlan
 from ficco.plan.schedule import Schedule
 from ficco.plan.timeline import REGIMES

@@ -17,7 +17,8 @@ from ficco.lowering import lower
 from ficco.measure.simulator import REGIMES, simulate, simulate_ms
 from ficco.measure.simulator.encoding import is_whole_call, simulated_target
 from ficco.operators import OPERATORS
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Plan, Region, Signal, Step, copy_unit
 from ficco.plan.schedule import Schedule
 from ficco.plan.timeline import Span, Timeline

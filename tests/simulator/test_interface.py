@@ -17,7 +17,8 @@ from ficco.lowering import lower
 from ficco.lowering.lowered import Lowered
 from ficco.measure.simulator import predict, predict_ms, simulate, simulate_ms
 from ficco.operators import OPERATORS
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan import Signal, Step
 from ficco.plan.schedule import Schedule
 from ficco.program.passes.served import check_served

@@ -14,7 +14,8 @@ from ficco.measure.selector.candidates import FEW_ROWS, are_few, candidates, poi
 from ficco.measure.selector.facts import facts_of
 from ficco.measure.selector.rule import HOST_AFTER_WAIT, estimate_us
 from ficco.measure.simulator import predict_ms, simulate
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.plan.timeline import REGIMES
 

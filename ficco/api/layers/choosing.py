@@ -13,7 +13,8 @@ from ficco.core.machine import Machine
 from ficco.engine.compute.torch_dtypes import PROBLEM_NAME_OF
 from ficco.lowering import lower_rank
 from ficco.measure.selector import Choice
-from ficco.operators.problem import Output, Problem, chunk_sizes
+from ficco.operators.problem import Problem, chunk_sizes
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 
 _TRIAL_SIZE = 64  # rows, columns and depth per rank in `check_schedule`

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ficco.api.layers.finding import closure_of
-from ficco.core.private.frameworks import SPLIT
+from ficco.core.private.frameworks import DATA_DIMS, SPLIT
 from ficco.core.private.torch_layers import hooks_after, hooks_before, parameters_of
 
 __all__ = ["Splits", "has_style_hook", "wrapper_of"]
@@ -65,6 +65,8 @@ class Splits:
             return bool(getattr(parameter, SPLIT, False))
         mesh = parameter.device_mesh
         split = [i for i, each in enumerate(parameter.placements) if not each.is_replicate()]
+        if module in self._sharded and (names := mesh.mesh_dim_names):
+            split = [i for i in split if names[i] not in DATA_DIMS]
         if not self._groups:
             return bool(split) and module not in self._sharded
         return any(_members(mesh.get_group(i)) in self._groups for i in split)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
+from ficco.cli.packing.experts import expert_launches
 from ficco.core.machine import Machine
 from ficco.engine.wanted import DescribedKernels, launches_in, matrix
 from ficco.kernels import pooled_tables, row_updates, summing
@@ -22,7 +23,8 @@ from ficco.kernels.table_operands import TableOperands
 from ficco.kernels.variants import Launch, Variant, variant_of
 from ficco.lowering import lower_rank
 from ficco.measure.selector.candidates import few_rows
-from ficco.operators.problem import Output, Problem
+from ficco.operators.problem import Problem
+from ficco.operators.problem_checks import Output
 from ficco.plan.schedule import Schedule
 from ficco.program.tiling import TILES
 
@@ -96,6 +98,8 @@ def _launches(kernels: DescribedKernels, coverage: Coverage) -> Iterator[Launch]
         yield from _sums(kernels, dtype)
         yield from _pools_of_tables(kernels, dtype)
         yield from _row_updates(kernels, dtype)
+        if dtype != "float32":
+            yield from expert_launches(kernels.arrays(), dtype, dtype in coverage.odd)
         for world in coverage.worlds:
             yield from _pools_and_pushes(kernels, world, dtype)
     for dtype in coverage.few:

@@ -37,7 +37,7 @@ from ficco.core.errors import InputError, MachineError, ScheduleError, closest, 
 from ficco.core.machine import Machine
 from ficco.measure.selector.candidates import few_rows
 from ficco.operators import registry
-from ficco.operators.problem import MAX_WORLD, MOST
+from ficco.operators.problem_checks import MAX_WORLD, MOST
 from ficco.plan.schedule import MAX_CHUNKS, Schedule
 from ficco.plan.timeline import REGIMES
 

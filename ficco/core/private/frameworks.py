@@ -64,6 +64,34 @@ expert parallelism, and its mesh. Only the model that was loaded has a mesh of i
 have plans, too. Without them the user passes `plan=` and `group=`.
 """
 
+DISPATCH = "implementation"
+"""Name in the forward of a module of experts under which transformers keeps how tokens reach the
+experts of other ranks, an `EPImplementation`."""
+
+EXPERT_FACTS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")
+"""Attributes of a module of experts of transformers: how its experts compute."""
+
+_APPLY_GATE, _PLAIN_GATE = "_apply_gate", "_default_apply_gate"
+
+
+def gate_of(experts: Any) -> tuple[Callable[[Any], Any], bool]:
+    """Return how experts of transformers activate rows [R, 2 f], and whether that is the usual way.
+
+    The usual way is the activation of the first half times the second half.
+    """
+    gate = getattr(experts, _APPLY_GATE)
+    return gate, getattr(gate, "__name__", "") == _PLAIN_GATE
+
+
+def exchanges_tokens(experts: Any) -> bool:
+    """Return whether the kernel of experts of transformers exchanges tokens itself."""
+    config = getattr(experts, "config", None)
+    return "megamoe" in str(getattr(config, "_experts_implementation", ""))
+
+
+DATA_DIMS = ("fsdp", "efsdp")
+"""Names of dimensions of transformers' meshes over which FSDP splits parameters."""
+
 HOOKED = "_is_hooked"
 """Attribute of a module to which transformers has applied an entry of a plan."""
 

@@ -35,7 +35,8 @@ def perform(
         rank: of the routing table.
         routing: the table, one dimension of int32.
         weight: the weights, one below the other; None: mode "sum".
-        sources, targets: matrices of the work's regions.
+        sources: matrices of the work's sources.
+        targets: matrices of its targets.
     """
     table = parts_of(np.asarray(routing), work.sizes, rank)
     if work.mode == "sum":

@@ -12,6 +12,7 @@ import torch
 
 from ficco.engine.compute import experts
 from ficco.kernels import experts as kernels
+from ficco.kernels.experts_gradient import listed_rows, weight_gradient
 from ficco.operators.routing import Routed, parts_of
 from ficco.plan import Experts
 
@@ -93,8 +94,7 @@ def gradient(
     listed = kernels.Rows.of(sizes, rank, routing)
     tokens, rows = tokens.contiguous(), rows.contiguous()
     own = tokens[listed.own_begin : listed.own_end]
-    own = own if len(own) else tokens
-    if by_tokens:
-        kernels.weight_gradient(listed, own, rows, result, a_gathered=tokens, a_indexed=True)
-    else:
-        kernels.weight_gradient(listed, rows, own, result, b_gathered=tokens, b_indexed=True)
+    chosen = tokens.new_empty((len(rows), tokens.shape[1]))
+    listed_rows(listed, own if len(own) else tokens, tokens, chosen)
+    first, second = (chosen, rows) if by_tokens else (rows, chosen)
+    weight_gradient(listed, first, second, result)

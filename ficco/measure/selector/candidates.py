@@ -131,7 +131,7 @@ def points(  # noqa: PLR0913 - a point depends on as many facts
     schedules = [serial(world, machine)]
     if _flow(op).routes:
         own = [Schedule.named(name).resolve(world, machine) for name in registry.get(op).schedules]
-        return tuple([*schedules, *(own if world > 1 and gates else ())])
+        return (*schedules, *(own if world > 1 and gates else ()))
     if world == 1 or (sums and machine.engine == "cuda"):
         return tuple(schedules)
     grains, grain = [], 1

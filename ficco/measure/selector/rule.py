@@ -112,6 +112,11 @@ def times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float,
     """Return the time of a call on the devices, and on its host, in us."""
     if facts.flow.routes:
         return expert_times_us(facts, machine, schedule)
+    return _times_us(facts, machine, schedule)
+
+
+def _times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
+    """Return the same for an operator without experts."""
     costs, world, m = machine.costs, facts.world, facts.m
     schedule, edge, more = _uncut(facts, schedule)
     whole = _work(facts, machine, m)

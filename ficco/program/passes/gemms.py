@@ -63,8 +63,8 @@ def _rows_between(one: Product, other: Product) -> tuple[int, int] | None:
 
 def _rows_below(one: Region, other: Region) -> int | None:
     """Return the row distance from one region to a similar one below it, or None."""
-    rank, buffer, row0, row1, col0, col1, copy = one
+    rank, buffer, row0, row1, *rest = one
     rows = other[2] - row0
-    if rows > 0 and other == (rank, buffer, row0 + rows, row1 + rows, col0, col1, copy):
+    if rows > 0 and other == (rank, buffer, row0 + rows, row1 + rows, *rest):
         return rows
     return None
