@@ -44,7 +44,7 @@ HOW = {
     "capacity": "rows for which a rank makes room, in all ways that need such a number",
     "errors": "relative, 2-norms, of the worst of 8 tokens of a rank, against float64",
     "sums": "PyTorch's ways to sum slots, ms; the fastest is used: own tokens, then all tokens",
-    "activation": "one Triton kernel in PyTorch's ways without gradients; else PyTorch's operators",
+    "activation": "one Triton kernel in all ways of PyTorch, and one for its gradient",
     "symmetric": "forward only",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from experts_compared.layer import Layer
+from ficco.api.moe import _Swiglu
 
 __all__ = ["calls", "whole"]
 
@@ -28,6 +29,17 @@ def whole(limited: bool) -> Way:
     return run
 
 
+def _activated(z: Tensor, routing: Any, room: int) -> Tensor:
+    """Return the activations of rows times their gates, as ficco.moe makes them."""
+    if z.is_cuda:
+        fused: Any = _Swiglu.apply
+        return fused(z, routing.gates, routing)  # type: ignore[no-any-return]
+    gate, up = z.chunk(2, -1)
+    h = torch.nn.functional.silu(gate) * up
+    gated: Tensor = (h.float() * routing.row_gates(room).unsqueeze(-1)).to(h.dtype)
+    return gated
+
+
 def calls(dispatch: str, combine: str) -> Way:
     """Return ficco's calls with two schedules as a function of operands."""
     import ficco
@@ -37,9 +49,7 @@ def calls(dispatch: str, combine: str) -> Way:
         room = layer.capacity
         routing = ficco.route(layer.ids[i], layer.experts, gates=gates, capacity=room)
         z = ficco.dispatch_matmul(x, routing, w_in, capacity=room, schedule=dispatch)
-        gate, up = z.chunk(2, -1)
-        h = torch.nn.functional.silu(gate) * up
-        h = (h.float() * routing.row_gates(room).unsqueeze(-1)).to(h.dtype)
+        h = _activated(z, routing, room)
         found: Tensor = ficco.matmul_combine(h, routing, w_out, schedule=combine)
         return found
 

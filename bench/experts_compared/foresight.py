@@ -34,9 +34,9 @@ def predictions(
 
 
 def _predicted(shape: Any, tokens: int, world: int, name: str) -> dict[str, Any]:
+    from ficco import Output, Problem
     from ficco.core.machine import Machine
     from ficco.measure import simulator
-    from ficco.operators.problem import Output, Problem
     from ficco.plan.schedule import Schedule
 
     machine, e = Machine.named(name), shape.experts_of_rank(world)

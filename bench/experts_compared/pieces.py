@@ -270,15 +270,31 @@ scatter: Any = Scatter.apply
 # ---- experts
 
 
-def activation(z: Tensor, ends: Tensor) -> Tensor:
-    """Return silu of the first half of the rows, times the second half.
+class FusedActivation(torch.autograd.Function):
+    """The activation of `activation`, one kernel for each direction."""
 
-    One kernel makes it, except if gradients are recorded or the rows are on a CPU.
-    """
-    if z.is_cuda and not torch.is_grad_enabled():
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, ends: Tensor) -> Tensor:
+        """Return the activations."""
         from experts_compared.kernels import silu_mul
 
+        ctx.save_for_backward(z, ends)
         return silu_mul(z, ends[-1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of z."""
+        from experts_compared.kernels import silu_mul_gradient
+
+        z, ends = ctx.saved_tensors
+        return silu_mul_gradient(z, grad.contiguous(), ends[-1:]), None
+
+
+def activation(z: Tensor, ends: Tensor) -> Tensor:
+    """Return silu of the first half of the rows, times the second half."""
+    if z.is_cuda:
+        fused: Any = FusedActivation.apply
+        return fused(z, ends)  # type: ignore[no-any-return]
     gate, up = z.chunk(2, -1)
     found: Tensor = F.silu(gate) * up
     return found

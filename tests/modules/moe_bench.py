@@ -74,6 +74,11 @@ def activations_are_right() -> None:
     h = kernels.silu_mul(z, torch.tensor([4]))
     gate, up = z[:4].chunk(2, 1)
     torch.testing.assert_close(h[:4], torch.nn.functional.silu(gate) * up)
+    dh, leaf = torch.randn(5, D), z.clone().requires_grad_()
+    gate, up = leaf.chunk(2, 1)
+    (wanted,) = torch.autograd.grad(torch.nn.functional.silu(gate) * up, leaf, dh)
+    dz = kernels.silu_mul_gradient(z, dh, torch.tensor([4]))
+    torch.testing.assert_close(dz[:4], wanted[:4])
 
 
 def sums_are_alike() -> None:
