@@ -139,6 +139,12 @@ def _padded_slots(sizes: Routed) -> int:
 def _exchanged(ids: Tensor, gates: Tensor | None, limit: int, sizes: Routed, pg: Any) -> Tensor:
     """Return per rank: its capacity, its ids and the bits of its gates, padded to one length."""
     wide, length, world = ids.dtype == torch.int64, _padded_slots(sizes), len(sizes.rows)
+    if ids.is_cuda:
+        size = 1 + length * (1 if gates is None else 2)
+        own = torch.empty((1, size), dtype=torch.int32, device=ids.device)
+        given = None if gates is None else gates.contiguous()
+        kernels.pack((ids if wide else ids.int()).contiguous(), given, limit, length, own)
+        return own if world == 1 else distributed.gathered(own, (1,) * world, pg)
     narrow = (ids.clamp(-1, _LARGEST) if wide else ids).reshape(-1).to(torch.int32)
     parts = [narrow.new_full((1,), limit), _padded(narrow, length, -1)]
     if gates is not None:

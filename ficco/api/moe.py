@@ -64,7 +64,7 @@ def moe(  # noqa: PLR0913 - a call has this many options
     group: Any = None,
     rows: Sequence[int] | None = None,
     capacity: int | None = None,
-    schedule: str | Schedule = "auto",
+    schedule: str | Schedule | tuple[str | Schedule, str | Schedule] = "auto",
 ) -> Tensor:
     """Run a mixture of experts: each token's experts, and the sum of their results by its gates.
 
@@ -88,7 +88,8 @@ def moe(  # noqa: PLR0913 - a call has this many options
         rows: tokens by rank, the same list on all ranks; needed if they differ. None: all equal
             this rank's.
         capacity: rows of this rank's experts for which there is memory; see below.
-        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
+        schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest. A
+            pair: that of `dispatch_matmul`, and that of `matmul_combine`.
 
     The rows of a rank depend on the tokens' choices; T k on average. With capacity=None the host
     waits for their number in each call, and allocates as many. If no gradient is recorded and
@@ -132,8 +133,8 @@ def moe(  # noqa: PLR0913 - a call has this many options
     routing = route(ids, experts, gates=gates, rows=rows, capacity=room, group=group)
     if room is None:
         room = max(routing.count(), 1)
-    options: dict[str, Any] = {"group": group, "schedule": schedule}
-    z = dispatch_matmul(x, routing, w_in, capacity=room, **options)
+    there, back = schedule if isinstance(schedule, tuple) else (schedule, schedule)
+    z = dispatch_matmul(x, routing, w_in, capacity=room, group=group, schedule=there)
     if activation == "swiglu" and z.is_cuda and not _compiling():
         h: Tensor = _Swiglu.apply(z, routing.gates, routing)  # type: ignore[no-untyped-call]
     else:
@@ -143,7 +144,7 @@ def moe(  # noqa: PLR0913 - a call has this many options
             f"activation: it returned {list(h.shape)} for {list(z.shape)}, and w_out is "
             f"{list(w_out.shape)}; [{room}, {w_out.shape[1]}] is needed"
         )
-    return matmul_combine(h, routing, w_out, **options)
+    return matmul_combine(h, routing, w_out, group=group, schedule=back)
 
 
 def _activation(activation: Any) -> Activation:

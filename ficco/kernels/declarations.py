@@ -20,14 +20,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "ALL_REDUCE", "EXPERTS_COUNT", "EXPERTS_GRADIENT", "EXPERTS_PLACE", "EXPERTS_PRODUCT",
-    "EXPERTS_ROWS", "EXPERTS_SCAN", "EXPERTS_SUM", "EXPERTS_SWIGLU", "EXPERTS_SWIGLU_GRADIENT",
-    "FIND_SEGMENTS", "GATED", "GATHER", "KERNELS", "LIST_LOOKUPS", "POOL_AND_PUSH", "POOL_TABLES", "PULL", "PUSHING", "SENDING",
-    "SUM", "SUMMING", "UPDATE_ROWS", "UPDATE_SPLIT_ROWS", "Kernel", "Parameter",
-]  # fmt: skip
-
-
 class Parameter(NamedTuple):
     """One parameter of a kernel.
 
@@ -185,6 +177,11 @@ UPDATE_SPLIT_ROWS = _kernel(
 _ROUTE = (
     "total:i32? chunks:i32? experts:i32? world:i32? rank:i32? own_begin:i32? own_end:i32? CHUNK:="
 )
+EXPERTS_PACK = _kernel(
+    "experts_pack",
+    "experts_route_kernel",
+    "ids:*? gates:*fp32? packed:*i32? count:i32? length:i32? limit:i32? has_gates:i32? SIZE:=",
+)
 EXPERTS_COUNT = _kernel(
     "experts_count", "experts_route_kernel", f"ids:*i32? workspace:*i32? {_ROUTE}"
 )
@@ -242,7 +239,7 @@ KERNELS = {
     for kernel in (
         GATED, PUSHING, SUMMING, ALL_REDUCE, GATHER, PULL, SUM, SENDING, POOL_TABLES, POOL_AND_PUSH,
         LIST_LOOKUPS, FIND_SEGMENTS, UPDATE_ROWS, UPDATE_SPLIT_ROWS,
-        EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM,
+        EXPERTS_PACK, EXPERTS_COUNT, EXPERTS_SCAN, EXPERTS_PLACE, EXPERTS_PRODUCT, EXPERTS_SUM,
         EXPERTS_GRADIENT, EXPERTS_ROWS, EXPERTS_SWIGLU,
         EXPERTS_SWIGLU_GRADIENT,
     )

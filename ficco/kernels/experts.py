@@ -33,6 +33,7 @@ Operands are bfloat16 or float16, of one dtype. Products and sums are float32, r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ from ficco.kernels.arrays import (
 )
 from ficco.kernels.declarations import (
     EXPERTS_COUNT,
+    EXPERTS_PACK,
     EXPERTS_PLACE,
     EXPERTS_PRODUCT,
     EXPERTS_SCAN,
@@ -64,9 +66,13 @@ from ficco.operators.routing import HEADER, Routed
 ALL_ROWS, OWN_ROWS, OTHER_ROWS, NO_ROWS = range(4)  # waves
 MOST_EXPERTS = 1024  # of a rank
 _CHUNK, _PLACED, _ROUTE_WARPS = 128, 512, 4  # slots of a program that counts, and that places
+_PACKED = 1024  # slots of a program that packs
 _SUM_COLS, _SUM_WARPS = 1024, 4
 HALF = 2  # bytes of an element; tiles of wider ones are smaller, and loaded by pointers
-_TYPES = {EXPERTS_PRODUCT.name: {"windows": "int64", "bases": "int32"}}
+_TYPES = {
+    EXPERTS_PRODUCT.name: {"windows": "int64", "bases": "int32"},
+    EXPERTS_PACK.name: {"gates": "float32"},
+}
 _INTERPRETED = 3  # programs of a persistent launch in Triton's interpreter
 
 
@@ -201,6 +207,37 @@ def _lines(experts: int, world: int) -> int:
 
 def _chunks(slots: int) -> int:
     return max(-(-slots // _CHUNK), 1)
+
+
+def pack(ids: Any, gates: Any, limit: int, length: int, packed: Any) -> None:
+    """Store what a rank sends to all ranks: its limit, its ids, and the bits of its gates.
+
+    Args:
+        ids: integers, contiguous; those of its slots. Above 2^31 - 1 they become this number.
+        gates: float32 of these slots, contiguous, or None.
+        limit: a number.
+        length: slots of the rank that has most; ids are followed by -1, gates by 0.
+        packed: int32 [1 + length], or with gates [1 + 2 length]; receives the result.
+
+    Raises:
+        EngineError: the kernel is not in the pack and cannot be compiled.
+    """
+    pack_call(ids, gates, limit, length, packed).enqueue()
+
+
+def pack_call(
+    ids: Any, gates: Any, limit: int, length: int, packed: Any, arrays: Arrays | None = None
+) -> Call:
+    """Return the call of `pack`; arrays: the array library, None: that of the device of ids."""
+    numbers = {
+        "count": math.prod(ids.shape), "length": length, "limit": limit,
+        "has_gates": int(gates is not None),
+    }  # fmt: skip
+    pointers = {"ids": ids, "gates": packed if gates is None else gates, "packed": packed}
+    return Call(
+        EXPERTS_PACK, pointers, numbers, {"SIZE": _PACKED}, max(-(-length // _PACKED), 1),
+        _ROUTE_WARPS, 3, True, arrays or library_of(ids.device),
+    )  # fmt: skip
 
 
 class Faults(NamedTuple):

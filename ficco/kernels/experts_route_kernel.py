@@ -20,12 +20,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ficco.kernels.declarations import EXPERTS_COUNT, EXPERTS_PLACE, EXPERTS_SCAN
+from ficco.kernels.declarations import EXPERTS_COUNT, EXPERTS_PACK, EXPERTS_PLACE, EXPERTS_SCAN
 
 _HEADER = tl.constexpr(4)  # numbers of `routing` before the ends; as in `experts`
 _SCANNED = tl.constexpr(1024)  # numbers of a line that are added up at once
 _BINS = tl.constexpr(128)  # bins that are added up at once
 _RANKS = tl.constexpr(64)  # the most ranks
+
+
+@triton.jit(do_not_specialize=EXPERTS_PACK.unknown)
+def experts_pack(
+    ids, gates, packed, count: tl.int32, length: tl.int32, limit: tl.int32, has_gates: tl.int32,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Store what a rank sends to all ranks: its limit, its ids, and the bits of its gates.
+
+    ids: integers [count], above 2^31 - 1 they become this number. gates: float32 [count].
+    packed: int32 [1 + length], and `length` more with gates. Behind `count` ids are -1, gates 0.
+    """
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside, is_there = at < length, at < count
+    id = tl.load(ids + at, mask=is_there, other=-1).to(tl.int64)
+    id = tl.minimum(tl.maximum(id, -1), 0x7FFFFFFF).to(tl.int32)
+    tl.store(packed + 1 + at, id, mask=inside)
+    gate = tl.load(gates + at, mask=is_there & (has_gates > 0), other=0.0)
+    bits = gate.to(tl.int32, bitcast=True)
+    tl.store(packed + 1 + length + at, bits, mask=inside & (has_gates > 0))
+    if tl.program_id(0) == 0:
+        tl.store(packed, limit)
 
 
 @triton.jit

@@ -88,10 +88,12 @@ def sums_are_alike() -> None:
 
     shape = SimpleNamespace(topk=TOPK)
     ids = torch.rand(TOKENS, WORLD * E).topk(TOPK, 1).indices
-    for rank in range(WORLD):
-        layer: Any = SimpleNamespace(shape=shape, e=E, rank=rank, world=WORLD)
-        places, ends = gathered_places(layer, ids, 13)
-        rows, gates = torch.randn(13, D), torch.rand(TOKENS, TOPK)
+    whole = (0, 1, 128)  # a rank with all experts, which has no row to spare
+    for rank, world, capacity in (*((rank, WORLD, 13) for rank in range(WORLD)), whole):
+        e = E * WORLD // world
+        layer: Any = SimpleNamespace(shape=shape, e=e, rank=rank, world=world)
+        places, ends = gathered_places(layer, ids, capacity)
+        rows, gates = torch.randn(len(places.token), D), torch.rand(TOKENS, TOPK)
         wanted = torch.zeros(TOKENS, D)
         for row, slot in enumerate(places.slot[: int(ends[-1])].tolist()):
             wanted[slot // TOPK] += rows[row] * gates.flatten()[slot]

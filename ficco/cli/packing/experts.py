@@ -26,6 +26,8 @@ def expert_launches(arrays: Arrays, dtype: str, odd: bool) -> Iterator[Launch]:
     rows = experts.Rows(_array("int32", 4096), 4, 2, 2, 0, 64, 128, arrays)
     for call in experts.route_calls(rows.routing, rows.routing, rows, 0):
         yield call.launch()
+    for kind in ("int64", "int32"):
+        yield experts.pack_call(_array(kind, 64), None, 0, 64, rows.routing, arrays).launch()
     for size in (512, 515) if odd else (512,):
         tiles = (WIDE, FLAT, FEW) if has_bulk_loads(arrays) and size % 16 == 0 else (BY_POINTERS,)
         x, w = _array(dtype, 128, size), _array(dtype, 4 * size, size)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ficco.core.machine import Machine
 from ficco.measure.selector.facts import Facts
+from ficco.measure.simulator.calls import calls_of_sums
 from ficco.plan.schedule import Schedule
 
 
@@ -29,7 +30,9 @@ def expert_times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple
         whole = product_us(facts, machine, facts.m) + _sums_us(facts, machine)
         return whole, machine.costs.host_launch_us
     if schedule.transport == "collective":
-        return _serial_us(facts, machine), machine.costs.host_serial_us
+        calls = 0 if dispatches else calls_of_sums(facts.m // max(facts.tokens, 1))
+        host = machine.costs.host_serial_us + calls * machine.costs.host_launch_us
+        return _serial_us(facts, machine) + calls * machine.costs.launch_us, host
     costs, peers = machine.costs, facts.world - 1
     words = (peers + 2) * costs.signal_us + costs.raise_us + costs.launch_us + costs.call_us
     send = machine.link.transfer_us(facts.piece_bytes) + costs.signal_us

@@ -20,6 +20,11 @@ from ficco.program.passes.copies import joined_copies
 _Shape = tuple[int, int, int, int]
 
 
+def calls_of_sums(topk: int) -> int:
+    """Return the calls of PyTorch that store rows at slots, and add up those of each token."""
+    return 12 + 2 * topk
+
+
 class Calls:
     """Times in ns of the launches of a rank's program.
 

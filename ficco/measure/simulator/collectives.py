@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from ficco.core.dtypes import DTYPES
 from ficco.core.machine import Machine
-from ficco.measure.simulator.calls import Calls
+from ficco.measure.simulator.calls import Calls, calls_of_sums
 from ficco.measure.simulator.encoding import start_ns
 from ficco.operators.problem import Problem
 from ficco.plan import Plan, Region
 from ficco.plan.timeline import Span
-from ficco.program import Copy, Entry, Exchange, Launch, Program, kind_of
+from ficco.program import Copy, Entry, Exchange, Experts, Launch, Program, kind_of
 from ficco.program.passes import compile_plan
 from ficco.program.target import LIBRARY
 
@@ -81,7 +81,10 @@ class _Clock:
         if isinstance(entry, Copy):
             return self._calls.copied(entry.source.area * self._item_bytes) / 1e3
         assert isinstance(entry, Launch)
-        return self._calls.of(entry.work) / 1e3
+        us = self._calls.of(entry.work) / 1e3
+        if isinstance(entry.work, Experts) and entry.work.mode == "sum":
+            us += calls_of_sums(entry.work.sizes.topk) * self._machine.costs.launch_us
+        return us
 
 
 def _bytes_out(problem: Problem, rank: int, exchange: Exchange) -> float:
