@@ -66,7 +66,8 @@ def arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=30, help="rounds of turns; default: %(default)s")
     add("--point-seconds", type=float, default=12.0, metavar="S",
         help="seconds for a point's rounds, 5 at least: %(default)s")  # fmt: skip
-    add("--probe", action="store_true", help="only try PyTorch's all_to_all_vdev_2d")
+    add("--probe", action="store_true", 
+        help="only try PyTorch's all_to_all_vdev_2d; write moe_MACHINE_probe.json")  # fmt: skip
     add("--list", action="store_true", help="list the points and exit")
     add("--check", action="store_true", help="on a CPU, tiny: compare results, time nothing")
     add("--rank-of", help=argparse.SUPPRESS)
@@ -113,7 +114,8 @@ class Run:
             self.document["gpus"] = self.document["gpus"][: self.args.gpus]
 
     def _path(self) -> Path:
-        label = f"_{self.args.label}" if self.args.label else ""
+        label = self.args.label or ("probe" if self.args.probe else "")
+        label = f"_{label}" if label else ""
         return Path(self.args.out, f"moe_{machine_name(self.document)}{label}.json")
 
     def write(self) -> None:

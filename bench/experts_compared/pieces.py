@@ -107,7 +107,7 @@ class Sums:
     @classmethod
     def choose(
         cls, rows: Tensor, places: Places, gates: Tensor, agree: Callable[[float], list[float]]
-    ) -> dict[str, float]:
+    ) -> dict[str, float | None]:
         """Time all ways as graphs, and take the one whose slowest rank is fastest.
 
         Args:
@@ -117,14 +117,14 @@ class Sums:
             agree: gathers a number of each rank.
 
         Returns:
-            Milliseconds by way.
+            Milliseconds by way; None if it cannot be captured.
         """
         found = {}
         for name, way in cls.ways.items():
             mine = _graph_ms(lambda way=way: way(rows, places, gates))  # type: ignore[misc]
             found[name] = round(max(agree(mine)), 4)
         cls.chosen[places.pad >= 0] = min(found, key=found.__getitem__)
-        return found
+        return {name: ms if math.isfinite(ms) else None for name, ms in found.items()}
 
 
 def _graph_ms(call: Callable[[], object]) -> float:
