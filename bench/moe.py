@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=30, help="rounds of turns; default: %(default)s")
     add("--point-seconds", type=float, default=12.0, metavar="S",
         help="seconds for a point's rounds, 5 at least: %(default)s")  # fmt: skip
-    add("--probe", action="store_true", 
+    add("--probe", action="store_true",
         help="only try PyTorch's all_to_all_vdev_2d; write moe_MACHINE_probe.json")  # fmt: skip
     add("--list", action="store_true", help="list the points and exit")
     add("--check", action="store_true", help="on a CPU, tiny: compare results, time nothing")
