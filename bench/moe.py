@@ -44,7 +44,7 @@ HOW = {
     "capacity": "rows for which a rank makes room, in all ways that need such a number",
     "errors": "relative, 2-norms, of the worst of 8 tokens of a rank, against float64",
     "sums": "PyTorch's ways to sum slots, ms; the fastest is used: own tokens, then all tokens",
-    "activation": "one Triton kernel in PyTorch's ways without gradients; else PyTorch's operators",
+    "activation": "one Triton kernel in all ways of PyTorch, and one for its gradient",
     "symmetric": "forward only",
 }
 
@@ -66,7 +66,8 @@ def arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=30, help="rounds of turns; default: %(default)s")
     add("--point-seconds", type=float, default=12.0, metavar="S",
         help="seconds for a point's rounds, 5 at least: %(default)s")  # fmt: skip
-    add("--probe", action="store_true", help="only try PyTorch's all_to_all_vdev_2d")
+    add("--probe", action="store_true",
+        help="only try PyTorch's all_to_all_vdev_2d; write moe_MACHINE_probe.json")  # fmt: skip
     add("--list", action="store_true", help="list the points and exit")
     add("--check", action="store_true", help="on a CPU, tiny: compare results, time nothing")
     add("--rank-of", help=argparse.SUPPRESS)
@@ -92,7 +93,7 @@ class Run:
             "bench": "moe", **found, **about, "world": args.gpus, "budget_s": args.budget,
             "rounds": args.rounds, "environment": NO_MULTICAST, "ways": points.WAYS, "how": HOW,
             "group": {}, "points": [], "failed": [], "left_out": [],
-            "predicted": [] if args.check else foresight.predictions(self.asked),
+            "predicted": [] if args.check else foresight.predictions(self.asked, args.gpus),
         }  # fmt: skip
         self._note_sharing()
         self.path = self._path()
@@ -113,7 +114,8 @@ class Run:
             self.document["gpus"] = self.document["gpus"][: self.args.gpus]
 
     def _path(self) -> Path:
-        label = f"_{self.args.label}" if self.args.label else ""
+        label = self.args.label or ("probe" if self.args.probe else "")
+        label = f"_{label}" if label else ""
         return Path(self.args.out, f"moe_{machine_name(self.document)}{label}.json")
 
     def write(self) -> None:

@@ -96,7 +96,7 @@ def test_stale_files_are_noticed(tmp_path: Path) -> None:
     fresh = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
     assert fresh.returncode == 0, fresh.stdout + fresh.stderr
     written = [page for page in PAGES if "Written by bench/readme.py" in page.read_text()]
-    assert len(written) == 10
+    assert len(written) == 11
     figures = sorted(RESULTS.glob("auto_*.svg"))
     files = [*by_hand, RESULTS / "README.md", *figures, *written]
     for path in files:

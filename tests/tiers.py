@@ -22,7 +22,8 @@ SLOW = tuple(
     kernels/test_gated.py kernels/test_gated_amd.py kernels/test_launching.py
     kernels/test_one_kernel.py::test_it_is_right kernels/test_pack.py kernels/test_pooled_tables.py
     kernels/test_row_updates.py modules/test_absent_ranks.py modules/test_dlrm_bench.py
-    modules/test_model_bench.py modules/test_functions.py::test_compilers
+    modules/test_model_bench.py modules/test_moe_bench.py::test_every_way_is_right
+    modules/test_functions.py::test_compilers
     modules/test_functions.py::test_gradients_by_halves
     modules/test_functions.py::test_every_function_and_gradient_is_right_in_every_rank[3]
     modules/test_functions.py::test_every_function_and_gradient_is_right_in_every_rank[4]

@@ -72,12 +72,10 @@ def gathered_places(layer: Layer, ids: Tensor, capacity: int) -> tuple[Places, T
     local = ids.reshape(-1) - layer.rank * e
     keys = torch.where((local >= 0) & (local < e), local, e)
     order, ends = pieces.sorted_slots(keys, e)
-    capacity = min(capacity, len(order))
-    pad = capacity - 1 if capacity < len(order) or layer.world > 1 else -1
-    index = pieces.inverse(order)
-    if pad >= 0:
-        index = torch.where(keys < e, index, pad)
-    order = order[:capacity]
+    capacity = min(capacity, len(order) + 1)  # the last row is of no slot
+    pad = capacity - 1
+    index = torch.where(keys < e, pieces.inverse(order), pad)
+    order = torch.cat([order, order[:1]])[:capacity]
     return Places(order // topk, order, index.view(-1, topk), pad), ends.int()
 
 

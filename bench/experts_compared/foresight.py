@@ -9,30 +9,34 @@ from experts_compared.points import Point
 
 __all__ = ["predictions"]
 
-MEASURED, SIMULATED = 2, (4, 8)  # numbers of ranks
+WORLDS = (2, 4, 8)
 REGIMES = ("captured", "eager")
 SCHEDULES = {"dispatch_matmul": ("two_waves", "serial"), "matmul_combine": ("push_sm", "serial")}
 
 
-def predictions(found: Iterable[Point], device: str = "h200") -> list[dict[str, Any]]:
+def predictions(
+    found: Iterable[Point], measured: int, device: str = "h200"
+) -> list[dict[str, Any]]:
     """Return predicted milliseconds of forward points with uniform routing.
 
     Args:
         found: points; each shape and number of tokens is predicted once.
+        measured: the number of ranks that are measured; others are simulated only.
         device: the first part of the profiles' names.
     """
     pairs = dict.fromkeys((point.shape, point.tokens) for point in found)
     return [
-        _predicted(shape, tokens, world, f"{device}x{world}")
-        for world in (MEASURED, *SIMULATED)
+        {"only_simulated": world != measured}
+        | _predicted(shape, tokens, world, f"{device}x{world}")
+        for world in WORLDS
         for shape, tokens in pairs
     ]
 
 
 def _predicted(shape: Any, tokens: int, world: int, name: str) -> dict[str, Any]:
+    from ficco import Output, Problem
     from ficco.core.machine import Machine
     from ficco.measure import simulator
-    from ficco.operators.problem import Output, Problem
     from ficco.plan.schedule import Schedule
 
     machine, e = Machine.named(name), shape.experts_of_rank(world)
@@ -40,7 +44,6 @@ def _predicted(shape: Any, tokens: int, world: int, name: str) -> dict[str, Any]
     sizes = {"dispatch_matmul": (shape.d, 2 * shape.f), "matmul_combine": (shape.f, shape.d)}
     found: dict[str, Any] = {
         "shape": shape.name, "tokens": tokens, "world": world, "profile": name,
-        "only_simulated": world != MEASURED,
     }  # fmt: skip
     for regime in REGIMES:
         found[regime] = {}

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["push", "silu_mul", "slot_sums"]
+__all__ = ["push", "silu_mul", "silu_mul_gradient", "slot_sums"]
 
 BLOCK = 1024
 
@@ -26,12 +26,28 @@ def _silu_mul(z, h, count, width, block: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _silu_mul_gradient(z, dh, dz, count, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(count):
+        columns = tl.program_id(1) * block + tl.arange(0, block)
+        inside = columns < width
+        gate = tl.load(z + row * 2 * width + columns, mask=inside).to(tl.float32)
+        up = tl.load(z + row * 2 * width + width + columns, mask=inside).to(tl.float32)
+        given = tl.load(dh + row * width + columns, mask=inside).to(tl.float32)
+        part = tl.sigmoid(gate)
+        dgate = given * up * part * (1 + gate * (1 - part))
+        dup = given * gate * part
+        tl.store(dz + row * 2 * width + columns, dgate.to(dz.dtype.element_ty), mask=inside)
+        tl.store(dz + row * 2 * width + width + columns, dup.to(dz.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _push(x, source, peers, places, addresses, count, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     if row < tl.load(count):
         first = tl.load(source + row).to(tl.int64) * width
         address = tl.load(addresses + tl.load(peers + row))
-        to = address.to(tl.pointer_type(x.dtype.element_ty))
+        to = tl.multiple_of(address.to(tl.pointer_type(x.dtype.element_ty)), 16)  # bytes
         to += tl.load(places + row).to(tl.int64) * width
         for start in range(0, width, block):
             columns = start + tl.arange(0, block)
@@ -64,6 +80,15 @@ def silu_mul(z: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     if rows:
         _silu_mul[rows, triton.cdiv(width, BLOCK)](z, h, count, width, BLOCK)
     return h
+
+
+def silu_mul_gradient(z: torch.Tensor, dh: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of the argument of `silu_mul`."""
+    rows, width = dh.shape
+    dz = torch.empty_like(z)
+    if rows:
+        _silu_mul_gradient[rows, triton.cdiv(width, BLOCK)](z, dh, dz, count, width, BLOCK)
+    return dz
 
 
 def push(x: torch.Tensor, source: Any, peers: Any, places: Any, addresses: Any, count: Any) -> None:

@@ -259,15 +259,16 @@ class Measuring:
 
     def choose_sums(self) -> None:
         """Find the fastest of PyTorch's ways to sum slots, with and without rows of no slot."""
-        if not self.gpu or self.trains:
+        if not self.gpu:
             return
         way = Alone(self.layer, True)
         gates, agree = self.layer.gates[0], self.rendezvous.gather
+        rows = way.rows[: len(way.padded[0].token)]
         every = torch.cat([self.layer.routing(0, r)[1] for r in range(self.layer.world)])
         with torch.no_grad():
             self.sums = {
                 "own tokens": Sums.choose(way.returned, way.places, gates, agree),
-                "all tokens": Sums.choose(way.rows, way.padded[0], every, agree),
+                "all tokens": Sums.choose(rows, way.padded[0], every, agree),
                 "chosen": list(Sums.chosen.values()),
             }
 

@@ -86,7 +86,8 @@ def by_add(rows: Tensor, places: Places, gates: Tensor | None) -> Tensor:
     token = places.token
     if places.pad >= 0:
         at = torch.arange(len(token), device=token.device)
-        token = torch.where(places.rows.flatten()[places.slot] == at, token, tokens)
+        there = (places.rows.flatten()[places.slot] == at) & (at != places.pad)
+        token = torch.where(there, token, tokens)
     return rows.new_zeros(tokens + 1, rows.shape[1]).index_add_(0, token, rows)[:tokens]
 
 
@@ -106,7 +107,7 @@ class Sums:
     @classmethod
     def choose(
         cls, rows: Tensor, places: Places, gates: Tensor, agree: Callable[[float], list[float]]
-    ) -> dict[str, float]:
+    ) -> dict[str, float | None]:
         """Time all ways as graphs, and take the one whose slowest rank is fastest.
 
         Args:
@@ -116,14 +117,14 @@ class Sums:
             agree: gathers a number of each rank.
 
         Returns:
-            Milliseconds by way.
+            Milliseconds by way; None if it cannot be captured.
         """
         found = {}
         for name, way in cls.ways.items():
             mine = _graph_ms(lambda way=way: way(rows, places, gates))  # type: ignore[misc]
             found[name] = round(max(agree(mine)), 4)
         cls.chosen[places.pad >= 0] = min(found, key=found.__getitem__)
-        return found
+        return {name: ms if math.isfinite(ms) else None for name, ms in found.items()}
 
 
 def _graph_ms(call: Callable[[], object]) -> float:
@@ -269,15 +270,31 @@ scatter: Any = Scatter.apply
 # ---- experts
 
 
-def activation(z: Tensor, ends: Tensor) -> Tensor:
-    """Return silu of the first half of the rows, times the second half.
+class FusedActivation(torch.autograd.Function):
+    """The activation of `activation`, one kernel for each direction."""
 
-    One kernel makes it, except if gradients are recorded or the rows are on a CPU.
-    """
-    if z.is_cuda and not torch.is_grad_enabled():
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, ends: Tensor) -> Tensor:
+        """Return the activations."""
         from experts_compared.kernels import silu_mul
 
+        ctx.save_for_backward(z, ends)
         return silu_mul(z, ends[-1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of z."""
+        from experts_compared.kernels import silu_mul_gradient
+
+        z, ends = ctx.saved_tensors
+        return silu_mul_gradient(z, grad.contiguous(), ends[-1:]), None
+
+
+def activation(z: Tensor, ends: Tensor) -> Tensor:
+    """Return silu of the first half of the rows, times the second half."""
+    if z.is_cuda:
+        fused: Any = FusedActivation.apply
+        return fused(z, ends)  # type: ignore[no-any-return]
     gate, up = z.chunk(2, -1)
     found: Tensor = F.silu(gate) * up
     return found

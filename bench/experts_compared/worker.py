@@ -19,12 +19,13 @@ from experts_compared.layer import Layer, Weights
 from experts_compared.measuring import Asked, measure
 from ficco.measure.clock import beat
 from ficco.measure.launching import Rendezvous
-from ficco.measure.ranks import WAIT_S, RankLog, leave, open_group
+from ficco.measure.ranks import RankLog, leave, open_group
 
 __all__ = ["run"]
 
 FIRST_GUESS_S = 8.0  # assumed time of a point before the first one is measured
 TIMEOUT_S = 20.0  # of ficco's waits
+WAIT_S = 40.0  # longest wait of ranks for one another
 
 
 def run(folder: Path) -> int:
@@ -32,7 +33,7 @@ def run(folder: Path) -> int:
     todo = json.loads((folder / "todo.json").read_text())
     rank, world, sharing = _opened(folder, todo["check"])
     rendezvous, rank_log = Rendezvous(folder, rank, world, WAIT_S), RankLog(folder, rank)
-    device = "cpu" if todo["check"] else "cuda"
+    device = "cpu" if todo["check"] else f"cuda:{torch.cuda.current_device()}"
     rank_log("group", _about(device, sharing))
     weights: Weights | None = None
     lasted: list[float] = []
@@ -58,7 +59,7 @@ def run(folder: Path) -> int:
         rank_log("point", {**found, "lasted_s": round(lasted[-1], 1)})
         _freed(device)
     rank_log("done", True)
-    if device == "cuda":
+    if device != "cpu":
         return leave()
     rendezvous.gather()
     os._exit(0)
@@ -106,5 +107,5 @@ def nccl() -> list[int]:
 
 def _freed(device: str) -> None:
     gc.collect()
-    if device == "cuda":
+    if device != "cpu":
         torch.cuda.empty_cache()

@@ -23,7 +23,7 @@ WAYS = (
     "- *NCCL all-gather* sends all tokens to all ranks, and adds up results by a reduce-scatter.",
     "- *Symmetric memory* is PyTorch's: each rank stores rows at its peers. Forward only.",
     "- *GEMMs alone* are both `torch._grouped_mm`, on rows that are permuted already. The *floor* "
-    "adds the activation and the local sum. They are no competitors.",
+    "adds the activation and the local sum. They are no competitors. They need no transfer.",
     "- *Imbalance* is the largest over the mean number of rows, per rank, then per expert.",
 )
 GAINS = (

@@ -19,6 +19,7 @@ TITLES = {
     "all_gather": "NCCL all-gather", "symmetric": "symmetric memory", "gemms": "GEMMs alone",
     "floor": "floor",
 }  # fmt: skip
+OVER = ("over the best other way", "over NCCL all-to-all", "over the floor")
 KINDS = {"forward": "Forward", "training": "Forward and backward"}
 Cell = dict[str, Any]
 
@@ -71,9 +72,10 @@ def points_table(document: Document, section: tuple[str, str, str]) -> list[str]
         for way in ways:
             text = "-" if way not in us else f"{us[way]:.0f}"
             row.append(f"**{text}**" if us.get(way) == best else text)
-        rows.append([*row, _times(gain(cell)), _times(gain(cell, ("all_to_all",)))])
+        over = [gain(cell), gain(cell, ("all_to_all",)), gain(cell, ("floor",))]
+        rows.append([*row, *map(_times, over)])
     head = ["layer", "tokens of a rank", "imbalance", *(TITLES[way] for way in ways)]
-    return table([*head, "over the best other way", "over NCCL all-to-all"], rows)
+    return table([*head, *OVER], rows)
 
 
 def _imbalance(cell: Cell) -> str:
