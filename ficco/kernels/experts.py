@@ -44,7 +44,6 @@ from ficco.kernels.arrays import (
     Bulk,
     address,
     call_stride,
-    dtype_name,
     has_bulk_loads,
     item_bytes,
     library_of,
@@ -178,13 +177,12 @@ class Call(NamedTuple):
         Raises:
             EngineError: the kernel is not in the pack and cannot be compiled.
         """
-        kinds = [dtype_name(each) for each in self.pointers.values() if not isinstance(each, Bulk)]
-        heights = [each.base.shape[0] for each in self.pointers.values() if isinstance(each, Bulk)]
-        key = (
-            self.kernel.name, *kinds, *heights, *self.constants.values(), self.grid, self.warps,
-            self.stages, self.odd,
-        )  # fmt: skip
         pointers = list(self.pointers.values())
+        kinds = [each.base.shape[0] if type(each) is Bulk else each.dtype for each in pointers]
+        key = (
+            self.kernel.name, *kinds, *self.constants.values(), self.grid, self.warps, self.stages,
+            self.odd,
+        )  # fmt: skip
         loading.repeated(key, self.launch, pointers, self.numbers, self.arrays)()
 
 
