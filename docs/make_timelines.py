@@ -55,6 +55,7 @@ _PULLING = ("one_shot_pull", "two_shot_pull")
 PICTURES = (
     *(Picture(name, "all_gather_matmul", 8192, 10240, 8192) for name in _GATHERED),
     *(Picture(name, "matmul_reduce_scatter", 8192, 8192, 8192) for name in _SCATTERED),
+    Picture("two_waves", "dispatch_matmul", 8192, 4096, 7168),
     Picture("gather_sm", "all_gather_matmul", 64, 28672, 8192),
     Picture("push_sm", "matmul_reduce_scatter", 1024, 8192, 8192),
     Picture("push_sm", "all_gather_matmul", 1024, 8192, 8192),
