@@ -36,8 +36,9 @@ NOTES = (
     "NCCL in the same mode; *best against best* compares the fastest of eager, CUDA graph and "
     "`torch.compile` of both sides. Calls with `auto` are compared with NCCL and `torch.mm`, and "
     "in *best against best* with the fastest call by hand, in a CUDA graph. *Tuned*: a tuning "
-    "table that ships with ficco was measured on shapes of these steps. Mixtures of experts are compared with the fastest of "
-    "NCCL's all-to-all, its all-gather, and PyTorch's symmetric memory (forward)."
+    "table that ships with ficco was measured on shapes of these steps. Mixtures of experts are "
+    "compared with the fastest of NCCL's all-to-all, its all-gather, and PyTorch's symmetric "
+    "memory (forward)."
 )
 
 
