@@ -30,7 +30,7 @@ NAMED = Schedule.names()
 ONE_KERNEL = {  # calls of one launch
     op: tuple(name for name in Schedule.names(op) if Schedule.named(name).transport == "sm")
     for op in OPERATORS
-    if op != "embedding_all_to_all"
+    if not (registry.get(op).flow.pools or registry.get(op).flow.routes)
 }
 
 
