@@ -47,7 +47,7 @@ def expert_times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple
     else:
         end = max(product_us(facts, machine, facts.m), send) + _sums_us(facts, machine)
     launches = 2 + (dispatches and schedule.start == "local_first")
-    pushes = peers * dispatches
+    pushes = peers * schedule.chunks * dispatches
     host = costs.host_call_us + launches * costs.host_kernel_us
     host += (3 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words, host

@@ -188,8 +188,10 @@ class Calls:
         item = self._item[work.weight.buffer]
         read = self._stream_ns(self._bytes(work.weight) + rows * (n + k) * item)
         away = [target for target in work.targets if target.rank != work.routing.rank]
+        link = self.machine.link
         sent = sum([target.rows for target in away]) // world * n * item
-        return max(made, read, sent / self.machine.link.peak_gbps if away else 0.0)
+        links = max(len(away), 1) if link.per == "pair" else 1
+        return max(made, read, sent / (links * link.peak_gbps))
 
     # ---- library calls
 
