@@ -166,7 +166,7 @@ def _checked_ids(ids: Any, name: str) -> Any:
     """Return the expert numbers of a rank's tokens; they are NumPy arrays, which the host reads."""
     kind = getattr(getattr(ids, "dtype", None), "kind", "")
     if type(ids).__module__ != "numpy" or kind not in "iu" or ids.ndim != 2 or not ids.shape[1]:
-        found = f"{ids.dtype} {sized(ids)}" if kind else type(ids).__name__
+        found = f"{ids.dtype} of shape {ids.shape}" if kind else type(ids).__name__
         raise InputError(
             f"{name}: {found} found; a NumPy array of integers [tokens, topk] is needed"
         )

@@ -111,9 +111,13 @@ def returned(values: Values, work: Experts) -> list[Parts] | str:
 def summed(values: Values, work: Experts) -> list[Parts] | str:
     """Return the contents of the target of mode "sum", or what is wrong."""
     wrong, ((source,), (target,)) = values.wrong_operands(work), (work.sources, work.targets)
-    topk = work.sizes.topk
-    if wrong or source.rows != target.rows * topk:
-        return wrong or f"{target} has not one row per {topk} rows of {source}"
+    sizes, topk, rank = work.sizes, work.sizes.topk, values.rank
+    if source.of not in (-1, rank):
+        return f"{source} is not what the experts of rank {rank} return, nor what all return"
+    own = sizes.first_slot(rank), sizes.first_slot(rank + 1)
+    begin, end = own if source.of < 0 else (0, sizes.slots)
+    if wrong or source.rows != end - begin or source.rows != target.rows * topk:
+        return wrong or f"{source} and {target} do not have slots {begin} to {end} and their tokens"
     results: Parts = []
     for box, content in values.contents[source]:
         if (box.r0 - source.row0) % topk or (box.r1 - source.row0) % topk:
@@ -124,8 +128,8 @@ def summed(values: Values, work: Experts) -> list[Parts] | str:
             if term is None or not term.owner[1].startswith(returned_name("")):
                 return f"{source} holds other than rows that experts return"
             slot, weight = term.down + source.row0, term.owner[1][len(returned_name("")) :]
-            if slot % topk:
-                return f"{source} begins within a token"
+            if slot != begin:
+                return f"{source} begins at slot {slot}, and not at {begin}"
             down = slot // topk - target.row0
             owner = (term.owner[0], combined_name(weight))
             sums.append(Source(owner, down, term.right + source.col0 - target.col0))

@@ -16,6 +16,7 @@ from ficco.plan import (
     SHARED,
     UNITS,
     Buffer,
+    Experts,
     Part,
     Plan,
     Product,
@@ -229,6 +230,9 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
                 yield "its regions differ in rank or dtype", "use own regions of one dtype"
         elif step.kind == "gemm" and (reads or writes):
             yield "a gemm reads and writes only by products", "leave reads and writes out"
+    for region in _all_regions(step) if step.kind != "experts" else ():
+        if region.of >= 0:
+            yield f"{region} is a part, and a {step.kind} takes all rows", "leave out of"
     for product in _products(step):
         operand = buffers[product.a.rank, product.a.buffer]
         whole = operand.role == "input" and product.a.cols == operand.cols
@@ -272,6 +276,7 @@ def _experts(step: Step) -> Iterator[tuple[str, str]]:
         )
         return
     work = experts_of(step)
+    yield from _parts_of_ranks(work)
     if work.weight is not None:
         high, wide = work.weight.rows, work.weight.cols
         inner, width = (wide, high) if work.turned else (high, wide)
@@ -287,6 +292,18 @@ def _experts(step: Step) -> Iterator[tuple[str, str]]:
     for target in work.targets:
         if target.cols != width:
             yield f"{target} has not the {width} columns of the result", "make the sizes agree"
+
+
+def _parts_of_ranks(work: Experts) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with `Region.of`, and with the places of what a gather writes."""
+    whole = [work.routing, *([work.weight] if work.weight else ())]
+    whole += work.targets if work.mode == "sum" else work.sources
+    for region in whole:
+        if region.of >= 0:
+            yield f"{region} is the part of a rank", "leave out of, where all rows are used"
+    if work.mode == "gather" and len({target._replace(of=-1) for target in work.targets}) > 1:
+        places = " and ".join(map(str, work.targets))
+        yield f"{places} are different boxes", "write the parts of all ranks to one box"
 
 
 def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ import pytest
 from cases import NAMED, ONE_KERNEL, describe, drawn, plan_of, plans
 from changed_steps import forget_entry
 from edits import BENIGN, MUTATIONS, dropped, with_steps
+from expert_edits import bend_experts
 from handmade import HANDMADE
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from ficco.plan.plan_json import dumps, loads
 from ficco.verifier import verify
 
 SEEDS = range(4)
-EDITS = {**MUTATIONS, "forget_entry": forget_entry}
+EDITS = {**MUTATIONS, "forget_entry": forget_entry, "bend_experts": bend_experts}
 MORE = int(os.environ.get("FICCO_EXAMPLES", "1"))  # times as many random problems
 
 
