@@ -36,13 +36,11 @@ class Status:
         self.shown = self.words
         if device.type == "cuda":
             self.shown = torch.zeros(_WORDS, dtype=torch.int32, pin_memory=True)
-        self._sizes: list[Routed] = []  # of all calls, by tag
+        self._tags: dict[Routed, int] = {}  # of all calls
 
     def tag_of(self, sizes: Routed) -> int:
         """Return the number of these sizes, which a fault keeps."""
-        if sizes not in self._sizes:
-            self._sizes.append(sizes)
-        return self._sizes.index(sizes)
+        return self._tags.setdefault(sizes, len(self._tags))
 
     def note(self, found: list[int]) -> None:
         """Keep a fault on the CPU, unless there is one already."""
@@ -69,7 +67,8 @@ class Status:
         kind, first, second, third = words
         if kind == OVERFLOW:
             return words
-        token, rank, sizes = first // self._sizes[third].topk, 0, self._sizes[third]
+        sizes = next(sizes for sizes, tag in self._tags.items() if tag == third)
+        token, rank = first // sizes.topk, 0
         while token >= sizes.rows[rank]:
             token, rank = token - sizes.rows[rank], rank + 1
         return [kind, rank, token, second]
@@ -109,10 +108,13 @@ def check(group: Any, device: torch.device | None = None, wait: bool = False) ->
 
 
 def forget(group: Any) -> None:
-    """Drop the statuses of a ProcessGroup, which is closed or reset."""
+    """Drop the statuses of a ProcessGroup, which is closed or reset; the device writes to them."""
     for key in [key for key in _statuses if key[0] is group]:
-        del _statuses[key]
-        log.debug("the routing status of %s is dropped", key[1])
+        if key[1].type == "cuda":
+            torch.cuda.synchronize(key[1])
+        words = _statuses.pop(key).take()
+        if words:
+            log.warning("the group is closed before it raised this: %s", in_words(words))
 
 
 def in_words(words: list[int]) -> str:

@@ -19,7 +19,7 @@ from ficco.api.arguments import process_group
 from ficco.api.expert_status import OVERFLOW, WRONG_ID
 from ficco.core.errors import InputError
 from ficco.kernels import experts as kernels
-from ficco.operators.routing import Routed
+from ficco.operators.routing import LARGEST_ID, Routed
 from ficco.operators.routing import table as routing_table
 from ficco.runtime import distributed
 from ficco.runtime.members import rank_in
@@ -27,7 +27,7 @@ from ficco.runtime.members import rank_in
 Tensor = torch.Tensor
 
 _UNLIMITED = 2**31 - 1  # the capacity of a rank that makes room for all rows
-_LARGEST = 2**31 - 1  # ids above it become this one, so that they are int32
+_MOST_AGREED = 4096
 _agreed: WeakKeyDictionary[Any, set[tuple[int, ...]]] = WeakKeyDictionary()  # by runtimes of GPUs
 
 
@@ -54,7 +54,8 @@ def route_experts(
     sizes = Routed(experts // world, ids.shape[1], tuple(rows))
     if not ids.is_cuda:
         expert_status.check(pg, ids.device)
-    _meet(pg, ids, (sizes.topk, experts, int(gates is not None), *sizes.rows))
+    given = 0 if gates is None else 1 + gates.requires_grad
+    _meet(pg, ids, (sizes.topk, experts, given, *sizes.rows))
     limit = _UNLIMITED if capacity is None else capacity
     whole = _exchanged(ids, gates, limit, sizes, pg)
     if ids.is_cuda:  # behind the collective, in which peers that have seen no fault would wait
@@ -104,6 +105,8 @@ def _meet(pg: Any, ids: Tensor, numbers: tuple[int, ...]) -> None:
     known = _agreed.setdefault(runtime, set())
     if ids.is_cuda and numbers in known:
         return
+    if len(known) >= _MOST_AGREED:  # on all ranks in the same call
+        known.clear()
     what = f"route tokens: {numbers[0]} slots a token, {numbers[1]} experts"
     by_rank = runtime.gathered("route tokens to experts", list(numbers), f"This rank would {what}.")
     _compare([tuple(other) for other in by_rank])
@@ -117,7 +120,7 @@ def _compare(by_rank: Sequence[tuple[int, ...]]) -> None:
         InputError: they do, on all ranks.
     """
     for rank, other in enumerate(by_rank):
-        names = ("slots a token (k)", "experts", "gates (1: given)")
+        names = ("slots a token (k)", "experts", "gates (1: given, 2: with a gradient)")
         for name, mine, found in zip(names, by_rank[0], other, strict=False):
             if mine != found:
                 raise InputError(
@@ -145,7 +148,7 @@ def _exchanged(ids: Tensor, gates: Tensor | None, limit: int, sizes: Routed, pg:
         given = None if gates is None else gates.contiguous()
         kernels.pack((ids if wide else ids.int()).contiguous(), given, limit, length, own)
         return own if world == 1 else distributed.gathered(own, (1,) * world, pg)
-    narrow = (ids.clamp(-1, _LARGEST) if wide else ids).reshape(-1).to(torch.int32)
+    narrow = (ids.clamp(-1, LARGEST_ID) if wide else ids).reshape(-1).to(torch.int32)
     parts = [narrow.new_full((1,), limit), _padded(narrow, length, -1)]
     if gates is not None:
         parts.append(_padded(gates.contiguous().view(torch.int32).reshape(-1), length, 0))

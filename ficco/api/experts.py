@@ -77,6 +77,7 @@ def dispatch_matmul(
         capacity = routing.capacity or max(routing.count(), 1)
     elif not torch.compiler.is_dynamo_compiling():
         capacity = whole_number(capacity, "capacity (rows)", 1, MOST)
+        _check_capacity(routing, capacity)
     tensors = (x, routing.table, w)
     way = survey(tensors)
     gathered = (
@@ -114,7 +115,8 @@ def matmul_combine(
         grain: chunks per shard, instead of the schedule's.
 
     Returns:
-        [T, d]: for each token the sum of the rows of its slots, in order, in float32, then rounded.
+        [T, d]: for each token the sum of the rows of its slots, in order, in float32, then rounded;
+        `serial` rounds the sum of each rank's rows before.
         0 if it has no expert; NaN if an expert does not exist, or a row was above the capacity.
 
     Raises:
@@ -132,6 +134,22 @@ def matmul_combine(
     tensors = (x, routing.table, w)
     args = (*tensors, routing.topk, list(routing.rows), group, schedule, grain)
     return dispatch("matmul_combine", args, survey(tensors))  # type: ignore[no-any-return]
+
+
+def _check_capacity(routing: Any, capacity: int) -> None:
+    """Refuse a capacity with which rows would be lost, and which no rank would be told of."""
+    if routing.capacity is None:
+        needed = routing.count()
+        if needed > capacity:
+            raise InputError(
+                f"capacity={capacity}: this rank has {needed} rows; pass as many or more, or pass "
+                "the capacity to ficco.route, which tells all ranks of lost rows"
+            )
+    elif capacity != routing.capacity:
+        raise InputError(
+            f"capacity={capacity}: the routing was made with capacity={routing.capacity}; leave "
+            "capacity out here"
+        )
 
 
 def _check_routing(routing: Any) -> None:

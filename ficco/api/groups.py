@@ -478,7 +478,6 @@ def close(group: Any = None) -> None:
         return
     unchecked = known or isinstance(group, dist.ProcessGroup)  # it may have been destroyed
     pg = group if unchecked else process_group(group)
-    expert_status.forget(pg)
     kinds = (_runtimes, _gpu_runtimes)
     for open_runtime in filter(None, [kind.get(pg) for kind in kinds]):
         open_runtime.check_outside()
@@ -488,6 +487,7 @@ def close(group: Any = None) -> None:
         forget_calls()
         _note_devices()
         open_runtime.close()
+    expert_status.forget(pg)
 
 
 def _close_destroyed() -> None:

@@ -11,6 +11,7 @@ product of the row's activation and the gradient of h.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -92,15 +93,16 @@ def moe(  # noqa: PLR0913 - a call has this many options
             pair: that of `dispatch_matmul`, and that of `matmul_combine`.
 
     The rows of a rank depend on the tokens' choices; T k on average. With capacity=None the host
-    waits for their number in each call, and allocates as many. If no gradient is recorded and
-    memory for the worst case has 256 MiB or less, the host does not wait. In a CUDA graph or in
-    torch.compile, all other calls need a capacity. If a rank gets more rows, tokens that lost a
-    row are NaN, and the next call on every rank raises an error. No token is dropped silently.
+    waits for their number in each call, and allocates as many, or up to 1/16 more. If no gradient
+    is recorded and memory for the slots of all ranks has 256 MiB or less, the host does not wait.
+    In a CUDA graph or in torch.compile, all other calls need a capacity. If a rank gets more rows,
+    tokens that lost a row are NaN, and a later call raises an error on every rank, as
+    `ficco.synchronize` does. A graph that is replayed raises none by itself.
 
     Returns:
         [T, d]: for each token the sum over its experts, in the order of its ids, in float32, then
-        rounded to the dtype of x. 0 if it has no expert; NaN if it lost a row, or has an id that is
-        not below the number of experts.
+        rounded to the dtype of x; `serial` rounds the sum of each rank's experts before. 0 if it
+        has no expert; NaN if it lost a row, or has an id that is not below the number of experts.
 
     Raises:
         InputError: arguments do not fit; or an earlier call had more rows than its capacity, or a
@@ -119,6 +121,12 @@ def moe(  # noqa: PLR0913 - a call has this many options
     """
     _check_tensors(x, ids, w_in, w_out)
     act = _activation(activation)
+    pair = tuple(schedule) if isinstance(schedule, (tuple, list)) else (schedule, schedule)
+    if len(pair) != 2:
+        raise InputError(
+            f"schedule: {len(pair)} schedules found; give one, or a pair: that of dispatch_matmul "
+            "and that of matmul_combine"
+        )
     pg = process_group(group)
     world = dist.get_world_size(pg)
     experts = w_in.shape[0] * world
@@ -132,9 +140,10 @@ def moe(  # noqa: PLR0913 - a call has this many options
     room = _room(x, ids, w_in, w_out, rows, rank_in(pg), world, recorded, capacity)
     routing = route(ids, experts, gates=gates, rows=rows, capacity=room, group=group)
     if room is None:
-        room = max(routing.count(), 1)
-    there, back = schedule if isinstance(schedule, tuple) else (schedule, schedule)
-    z = dispatch_matmul(x, routing, w_in, capacity=room, group=group, schedule=there)
+        room = _rounded(routing.count())
+        routing = replace(routing, capacity=room)
+    there, back = pair
+    z = dispatch_matmul(x, routing, w_in, group=group, schedule=there)
     if activation == "swiglu" and z.is_cuda and not _compiling():
         h: Tensor = _Swiglu.apply(z, routing.gates, routing)  # type: ignore[no-untyped-call]
     else:
@@ -204,6 +213,15 @@ def _check_widths(x: Tensor, w_in: Tensor, w_out: Tensor, activation: Any) -> No
             f"w_in is {list(w_in.shape)}, w_out is {list(w_out.shape)}; {activation!r} needs w_in "
             f"with {parts} x {w_out.shape[1]} columns"
         )
+
+
+def _rounded(count: int) -> int:
+    """Return rows to allocate for `count` rows, up to 1/16 more.
+
+    Calls with equal capacities share their programs, and each new routing has another count.
+    """
+    step = 1 << max(count.bit_length() - 5, 0)
+    return max(-(-count // step) * step, 1)
 
 
 def _room(  # noqa: PLR0913 - what the memory depends on

@@ -243,8 +243,8 @@ def expert_gradient(  # noqa: PLR0913 - as many as its schema has
     if not gathered and len(counts) > 1:
         tokens = distributed.gathered(tokens, counts, pg)
     sizes = Routed(int(shape[0]), topk, tuple(counts))
-    result = rows.new_empty(tuple(shape))
-    if result.numel():
+    result = rows.new_empty(tuple(shape)) if sum(counts) else rows.new_zeros(tuple(shape))
+    if result.numel() and sum(counts):
         torch_experts.gradient(tokens, rows, routing, sizes, rank, by_tokens, result)
     return result
 

@@ -27,7 +27,7 @@ from ficco.core.checking import whole_number
 from ficco.core.errors import InputError, shown
 from ficco.kernels.experts import Rows
 from ficco.operators.problem_checks import MOST
-from ficco.operators.routing import MOST_EXPERTS, Routed, Table, parts_of
+from ficco.operators.routing import MOST_EXPERTS, MOST_SLOTS, Routed, Table, parts_of
 from ficco.runtime.members import rank_in
 
 Tensor = torch.Tensor
@@ -109,16 +109,6 @@ class Routing:
         """[M k]: the slots of the rows, in the order of rows; -1 behind the last one."""
         slots: Tensor = self.parts.slots
         return slots
-
-    @property
-    def average(self) -> int:
-        """Rows of a rank on average, rounded up, if each slot has an expert."""
-        return -(-self.sizes.slots // len(self.rows))
-
-    @property
-    def worst(self) -> int:
-        """Rows of a rank at most, if the experts of a token differ."""
-        return sum(self.rows) * min(self.topk, self.experts)
 
     @property
     def listed(self) -> Rows:
@@ -211,13 +201,13 @@ def route(
     counts = _rows(rows, ids.shape[0], rank, world)
     if gates is not None:
         _check_gates(gates, ids)
-        gates = gates.float()
+        gates = gates.float() if torch.is_grad_enabled() else gates.detach().float()
     if capacity is not None:
         capacity = checked_capacity(capacity)
-    if not _compiling() and sum(counts) * ids.shape[1] + 4 > MOST:
+    if not _compiling() and sum(counts) * ids.shape[1] > MOST_SLOTS:
         raise InputError(
-            f"ids: {sum(counts)} tokens of all ranks have {ids.shape[1]} slots each; {MOST} slots "
-            "are possible in a call: split the tokens into several calls"
+            f"ids: {sum(counts)} tokens of all ranks have {ids.shape[1]} slots each; {MOST_SLOTS} "
+            "slots are possible in a call: split the tokens into several calls"
         )
     args = (ids, gates, experts, group, counts, capacity)
     outputs = dispatch("route_experts", args, survey((ids, gates)))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ficco.operators.functions import join, split
 from ficco.operators.registry import Array, Function, Kept
+from ficco.operators.routing import HEADER
 
 
 def _exchanged_shape(
@@ -53,7 +54,7 @@ def _routed_shapes(
 ) -> list[Array]:
     rank, world = ranks(group)
     slots = sum(rows) * ids.shape[1]
-    table = 4 + 2 * (experts // world) + rows[rank] * ids.shape[1] + slots
+    table = HEADER + 2 * (experts // world) + rows[rank] * ids.shape[1] + slots
     tables = [ids.new_empty((table,)).int()]
     return tables if gates is None else [*tables, gates.new_empty((slots,))]
 

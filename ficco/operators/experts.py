@@ -9,7 +9,7 @@ its counts are no part of a problem. All sizes here are numbers that the host kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ficco.core.checking import whole_number
@@ -19,7 +19,7 @@ from ficco.operators.problem import Problem
 from ficco.operators.problem_checks import Output, check_per_rank
 from ficco.operators.reference import is_tensor, library_of, wide
 from ficco.operators.registry import Array, Arrays, Draw, Operand, Posed
-from ficco.operators.routing import MOST_EXPERTS, Routed, Table, parts_of, table
+from ficco.operators.routing import LARGEST_ID, MOST_EXPERTS, Routed, Table, parts_of, table
 from ficco.operators.shapes import sized
 
 EXPERTS, TOPK = 2, 2  # of a problem that `chunked` builds
@@ -186,7 +186,6 @@ def _stack(w: Any, name: str, rank: int, library: Library) -> Array:
 
 def _joined(numbers: Sequence[Any]) -> Any:
     library = library_of(numbers[0])
-    return library.concatenate([each.reshape(-1).astype("int64") for each in numbers])
-
-
-Gradient = Callable[..., list[Any]]
+    narrow = [each.clip(None, LARGEST_ID) if each.itemsize > 4 else each for each in numbers]
+    flat = [each.reshape(-1).astype("int64") for each in narrow]
+    return library.concatenate(flat).clip(-1, LARGEST_ID)

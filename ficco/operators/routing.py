@@ -28,6 +28,8 @@ from ficco.operators.registry import Array
 
 HEADER = 4  # numbers before the ends
 MOST_EXPERTS = 1024  # on all ranks
+MOST_SLOTS = 2**26  # of all ranks; kernels index with int32, also a count per expert and 128 slots
+LARGEST_ID = 2**31 - 1  # ids above it become this one, so that they are int32
 
 
 class Routed(NamedTuple):

@@ -136,6 +136,8 @@ def loads(text: str, source: str = "plan") -> Plan:
         schedule = Schedule.from_json(axes)
     except InputError as wrong:
         raise PlanError(f"{source}: {wrong}") from None
+    if version < VERSION and problem.flow.routes:
+        raise PlanError(f"{source}: version {version} has no {problem.op}; version {VERSION} has")
     ranks = top.list("ranks", _read_rank)
     retired = {"network_transport": "collective"} if version == 2 else {}
     retired = {axis: str(raw["schedule"].get(axis, value)) for axis, value in retired.items()}
