@@ -383,9 +383,34 @@ def one_refuses(rank: int, world: int) -> None:
     ficco.moe(*own)
 
 
+def differing(rank: int, world: int) -> None:
+    """Ranks whose calls differ in slots, experts or the width of tokens: an error on all, soon."""
+    rows = [3] * world
+    x, ids, gates, w_in, w_out = part(drawn(world, rows, 41), rows, rank)
+    wide = torch.ones(3, D + 1), torch.ones(E, D + 1, 2 * F), torch.ones(E, F, D + 1)
+    calls: dict[str, tuple[Tensor, ...]] = {
+        "slots": (x, ids[:, 1:], gates[:, 1:], w_in, w_out),
+        "experts": (x, ids, gates, w_in[:1], w_out[:1]),
+        "d": (wide[0], ids, gates, *wide[1:]),
+    }
+    for name, others in calls.items():
+        given = others if rank == world - 1 else (x, ids, gates, w_in, w_out)
+        begin = time.monotonic()
+        try:
+            ficco.moe(*given, schedule=("two_waves", "push_sm"))
+        except ficco.FiccoError as error:
+            assert "rank" in str(error), f"{name}: {error}"
+        else:
+            raise AssertionError(f"{name}: no error")
+        assert time.monotonic() - begin < 5, name
+        dist.barrier()
+        ficco.reset()
+        ficco.moe(x, ids, gates, w_in, w_out)
+
+
 CHECKS = (
     values, activations, routed, capacity, recomputed, compiled, bad_input, reserved, limited,
-    one_refuses,
+    one_refuses, differing,
 )  # fmt: skip
 
 
@@ -393,7 +418,9 @@ def main() -> None:
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     join_gloo(store, rank, world)
     for check in CHECKS:
-        if check.__name__ in sys.argv[4:] and not (check is one_refuses and world == 1):
+        if check.__name__ in sys.argv[4:] and not (
+            check in (one_refuses, differing) and world == 1
+        ):
             begin = time.monotonic()
             check(rank, world)
             print(f"{check.__name__}: {time.monotonic() - begin:.1f} s", flush=True)
