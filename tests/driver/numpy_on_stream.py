@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
+from experts_on_stream import ExpertsCall
 from one_kernel_on_stream import call_of
 
 from ficco.core.errors import EngineError
@@ -28,7 +29,7 @@ from ficco.kernels.arrays import DescribedArrays
 from ficco.kernels.native_launch import LaunchSpec
 from ficco.kernels.records import Operands, Setting
 from ficco.kernels.table_operands import TableOperands
-from ficco.program import Gated, OneKernel, Pool, Sum, Work
+from ficco.program import Experts, Gated, OneKernel, Pool, Sum, Work
 
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -102,6 +103,8 @@ class Kernels:
             return Prepared(work, "gated", product.run)
         if isinstance(work, OneKernel):
             return Prepared(work, "one_kernel", call_of(work.table, setting).run)
+        if isinstance(work, Experts):
+            return Prepared(work, "experts", ExpertsCall(work, setting).run)
         if isinstance(work, Pool):
             return Prepared(work, "pool", lambda operands, _: self._pool(work, operands))
         assert isinstance(work, Sum)
