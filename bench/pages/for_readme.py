@@ -7,7 +7,7 @@ import textwrap
 from modelling.tables import losses as lost_steps
 from modelling.tables import results_of
 from naming import machine_name, where
-from tables import auto, chart, gains, losses
+from tables import auto, chart, experts, gains, losses
 from tables.sources import WIDTH, Document, Page, read, table, wrapped
 
 SUMMARY = "docs/performance/summary.md"
@@ -36,7 +36,9 @@ NOTES = (
     "NCCL in the same mode; *best against best* compares the fastest of eager, CUDA graph and "
     "`torch.compile` of both sides. Calls with `auto` are compared with NCCL and `torch.mm`, and "
     "in *best against best* with the fastest call by hand, in a CUDA graph. *Tuned*: a tuning "
-    "table that ships with ficco was measured on shapes of these steps."
+    "table that ships with ficco was measured on shapes of these steps. Mixtures of experts are "
+    "compared with the fastest of NCCL's all-to-all, its all-gather, and PyTorch's symmetric "
+    "memory (forward)."
 )
 
 
@@ -61,6 +63,17 @@ def first_table(page: Page) -> str:
             f"train with sharded embedding tables: {len(document['cases'])} sizes of DLRM", *cells,
             "[DLRM](docs/tutorials/dlrm.md)", _place(document),
         ])  # fmt: skip
+    for _, document in page.newest("moe")[:1]:
+        layers = len({point["shape"] for point in document["points"]})
+        for words, kind in (("run", "forward"), ("train", "training")):
+            regimes = REGIMES if kind == "forward" else REGIMES[1:]
+            cells = [experts.range_of(document, kind, [each]) for each in REGIMES]
+            best = "-" if "-" in cells else experts.range_of(document, kind, regimes)
+            rows.append([
+                f"{words} mixtures of experts: {layers} layers, 1024 and 4096 tokens a GPU",
+                *cells, best, "`ficco.moe`: [tutorial](docs/tutorials/mixture_of_experts.md)",
+                _place(document),
+            ])  # fmt: skip
     document = page.newest("regret")[0][1]
     cases = document["cases"]
     rows.append([

@@ -10,7 +10,7 @@ from experts_compared.points import ALONE, PEERS
 from ficco.cli.report.sweep.judging import geomean
 from tables.sources import Document, table
 
-__all__ = ["experts_table", "gains", "predicted_table", "reasons", "sections"]
+__all__ = ["experts_table", "gains", "predicted_table", "range_of", "reasons", "sections"]
 
 LAYER = ("auto", "auto_cap")  # ficco.moe, which is what the gains are of
 TITLES = {
@@ -100,6 +100,24 @@ def gains(document: Document) -> list[str]:
                              _times(least), str(lost)])  # fmt: skip
     head = ["pass", "regime", "routing", "tokens", "points", "mean", "least", "slower"]
     return table(head, rows)
+
+
+def range_of(document: Document, kind: str, regimes: Iterable[str]) -> str:
+    """Return the worst and the best gain of uniform routing, 1024 tokens of a rank and more.
+
+    Of several regimes it is that of the fastest of all regimes on both sides.
+    """
+    best: dict[str, list[float]] = {}  # by point: the least time of ficco.moe, and of all others
+    for regime in regimes:
+        for cell in cells(document, (kind, regime, "uniform")):
+            us, pair = cell["us"], best.setdefault(cell["point"], [float("inf")] * 2)
+            for side, ways in enumerate((LAYER, PEERS)):
+                pair[side] = min([pair[side], *[us[way] for way in ways if way in us]])
+    many = {
+        cell["point"] for cell in document["points"] if cell["tokens"] >= 1024
+    }  # fmt: skip
+    found = sorted(other / own for point, (own, other) in best.items() if point in many)
+    return f"{found[0]:.2f}x to {found[-1]:.2f}x" if found else "-"
 
 
 def predicted_table(document: Document) -> list[str]:

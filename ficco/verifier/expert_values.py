@@ -43,8 +43,6 @@ class Values(NamedTuple):
     def wrong_operands(self, work: Experts) -> str:
         """Return why the table or the weight are not those of the problem, or ""."""
         problem, roles = self.plan.problem, {"routing": work.routing, "experts": work.weight}
-        if problem.routed != work.sizes:
-            return f"its sizes are {work.sizes}, those of the problem are {problem.routed}"
         operands = {o.name: o for o in problem.operands(self.rank)}
         for role, region in roles.items():
             if region is None:

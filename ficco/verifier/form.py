@@ -12,11 +12,9 @@ from typing import NamedTuple
 from ficco.core.machine import COLLECTIVES
 from ficco.operators.problem import MODES
 from ficco.plan import (
-    EXPERT_MODES,
     SHARED,
     UNITS,
     Buffer,
-    Experts,
     Part,
     Plan,
     Product,
@@ -24,10 +22,10 @@ from ficco.plan import (
     Region,
     Step,
     bags_of,
-    experts_of,
     operand_buffers,
     regions_of,
 )
+from ficco.verifier.expert_form import check_experts
 from ficco.verifier.tiles import Box, Tiles
 
 # Fields that each kind of step uses; all others are empty.
@@ -85,7 +83,8 @@ def check_form(plan: Plan) -> list[Violation]:
     for entry in plan.ranks:
         violations += _buffers(plan, entry)
         violations += _steps(entry, buffers, pushed)
-    return violations
+    found = check_experts(plan)
+    return violations + [_bad(rank, step, "form", what, mend) for rank, step, what, mend in found]
 
 
 def _buffers(plan: Plan, entry: RankPlan) -> Iterator[Violation]:
@@ -221,8 +220,6 @@ def _shapes(step: Step, buffers: dict[tuple[int, str], Buffer]) -> Iterator[tupl
                 yield f"terms of {writes[0]} differ from it in size", "sum equal boxes"
         elif step.kind == "bag":
             yield from _bags(work)
-        elif step.kind == "experts":
-            yield from _experts(step)
         elif step.kind == "collective":
             if step.collective not in COLLECTIVES:
                 yield f"collective={step.collective!r}", f"it is one of {', '.join(COLLECTIVES)}"
@@ -259,51 +256,6 @@ def _bags(work: Step | Part) -> Iterator[tuple[str, str]]:
     for bag in bags_of(work):
         if (bag.bags.cols, bag.table.cols) != (bag.target.rows, bag.target.cols):
             yield f"{bag.target} does not fit its bags and table", "give one row per bag"
-
-
-def _experts(step: Step) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the number, the sizes and the parts of a step's regions."""
-    if step.routed is None or len(step.modes) != 1 or step.modes[0] not in EXPERT_MODES:
-        yield "it has no sizes or no mode", f"give routed, and one of {', '.join(EXPERT_MODES)}"
-        return
-    before = 1 if step.modes[0] == "sum" else 2
-    sources = len(step.reads) - before
-    fits = sources == (len(step.writes) if step.modes[0] == "gather" else 1)
-    if not fits or not step.writes or (before == 1 and len(step.writes) > 1):
-        yield (
-            f"it reads {len(step.reads)} regions and writes {len(step.writes)}",
-            "give the routing table, the weight (not for sums), the sources and the targets",
-        )
-        return
-    work = experts_of(step)
-    yield from _parts_of_ranks(work)
-    if work.weight is not None:
-        high, wide = work.weight.rows, work.weight.cols
-        inner, width = (wide, high) if work.turned else (high, wide)
-        count = work.sizes.experts
-        inner, width = (inner, width // count) if work.turned else (inner // count, width)
-        if any(source.cols != inner for source in work.sources):
-            yield (
-                f"{work.weight} has {inner} rows per expert, unlike the columns of its sources",
-                ("make the sizes agree"),
-            )
-    else:
-        width = work.sources[0].cols
-    for target in work.targets:
-        if target.cols != width:
-            yield f"{target} has not the {width} columns of the result", "make the sizes agree"
-
-
-def _parts_of_ranks(work: Experts) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with `Region.of`, and with the places of what a gather writes."""
-    whole = [work.routing, *([work.weight] if work.weight else ())]
-    whole += work.targets if work.mode == "sum" else work.sources
-    for region in whole:
-        if region.of >= 0:
-            yield f"{region} is the part of a rank", "leave out of, where all rows are used"
-    if work.mode == "gather" and len({target._replace(of=-1) for target in work.targets}) > 1:
-        places = " and ".join(map(str, work.targets))
-        yield f"{places} are different boxes", "write the parts of all ranks to one box"
 
 
 def _product(step: Step, product: Product, adds: bool) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from experts_on_stream import ExpertsCall
+from experts_on_stream import ExpertRows
 from one_kernel_on_stream import call_of
 
 from ficco.core.errors import EngineError
@@ -103,10 +103,10 @@ class Kernels:
             return Prepared(work, "gated", product.run)
         if isinstance(work, OneKernel):
             return Prepared(work, "one_kernel", call_of(work.table, setting).run)
-        if isinstance(work, Experts):
-            return Prepared(work, "experts", ExpertsCall(work, setting).run)
         if isinstance(work, Pool):
             return Prepared(work, "pool", lambda operands, _: self._pool(work, operands))
+        if isinstance(work, Experts):
+            return Prepared(work, "experts", ExpertRows(work, setting).run)
         assert isinstance(work, Sum)
         return Prepared(work, "sum", lambda operands, _: self._sum(work, operands))
 

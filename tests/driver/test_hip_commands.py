@@ -41,7 +41,7 @@ def served(op: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", [op for op in OPERATORS if not operators.get(op).flow.routes])
 def test_every_operator_runs(given: dict[str, str], tmp_path: Path, op: str) -> None:
     line = Line(f"operator {op}", ("run", op, *RUN))
     traced = ("--trace", "trace.json") if op == "all_gather_matmul" else ()
@@ -71,6 +71,12 @@ def test_what_devices_of_amd_lack_is_refused(
     given: dict[str, str], tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     line = Line("refused", ("run", "matmul_all_reduce", *RUN, *words), 2, said)
+    check_refusal(line, call(tmp_path, line, given))
+
+
+def test_experts_are_refused(given: dict[str, str], tmp_path: Path) -> None:
+    words = ("run", "dispatch_matmul", *RUN, "--schedule", "two_waves")
+    line = Line("refused", words, 2, "no kernels for rows of experts")
     check_refusal(line, call(tmp_path, line, given))
 
 

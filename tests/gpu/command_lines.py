@@ -89,6 +89,8 @@ def lines(m: int = 1003, n: int = 517, k: int = 1031) -> dict[str, Line]:
         "embedding_all_to_all": rows,
         "all_gather_matmul": (*rows, "--rows", f"0,{m}"),
         "matmul_reduce_scatter": (*rows, "--rows", f"{m},0"),
+        "dispatch_matmul": (*rows, "--rows", f"0,{m}"),
+        "matmul_combine": rows,
     }
     found = [
         *(

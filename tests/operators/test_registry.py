@@ -110,6 +110,7 @@ def test_a_name_is_taken_once() -> None:
 # operator's own, what measures one operator, and layers, each of which calls its function.
 NAMING = {
     "__init__.py", "api/node_operators.py", "api/functions.py", "api/autograd.py",
+    "api/experts.py",
     "api/explaining.py", "api/layer_timing.py", "api/sizing.py", "api/layers/choosing.py",
     "api/layers/layer.py",
     "cli/packing/grid.py", "measure/profiling/entry_costs.py",

@@ -27,10 +27,12 @@ from ficco.plan.schedule import Schedule
 MESH = Machine("mesh", 1, 64, "host", (Link("node", "pair"),))
 SWITCH = Machine("switch", 1, 64, "host", (Link("node", "port"),))
 NAMED = Schedule.names()
+DENSE = tuple(op for op in OPERATORS if not registry.get(op).flow.routes)  # without experts
+ROUTED = tuple(op for op in OPERATORS if op not in DENSE)
 ONE_KERNEL = {  # calls of one launch
     op: tuple(name for name in Schedule.names(op) if Schedule.named(name).transport == "sm")
-    for op in OPERATORS
-    if op != "embedding_all_to_all"
+    for op in DENSE
+    if not registry.get(op).flow.pools
 }
 
 

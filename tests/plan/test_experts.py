@@ -153,6 +153,49 @@ def to_another(plan: Plan) -> Plan:
     return regions("experts", "writes", 0, rank=2)(plan)
 
 
+def shifted(name: str, down: int, right: int) -> Edit:
+    """Use a window from another row or column on, on all ranks alike; it is larger by as much."""
+
+    def move(region: Region) -> Region:
+        if region.buffer != name:
+            return region
+        return region._replace(
+            row0=region.row0 + down, row1=region.row1 + down,
+            col0=region.col0 + right, col1=region.col1 + right,
+        )  # fmt: skip
+
+    def edit(plan: Plan) -> Plan:
+        ranks = []
+        for entry in plan.ranks:
+            buffers = [
+                b._replace(rows=b.rows + down, cols=b.cols + right) if b.name == name else b
+                for b in entry.buffers
+            ]
+            steps = [
+                step._replace(
+                    reads=tuple(map(move, step.reads)), writes=tuple(map(move, step.writes))
+                )
+                for step in entry.steps
+            ]
+            ranks.append(entry._replace(buffers=tuple(buffers), steps=tuple(steps)))
+        return plan._replace(ranks=tuple(ranks))
+
+    return edit
+
+
+def overwritten(name: str, buffer: str) -> Edit:
+    """Copy rows of x over results of experts, behind a step of rank 1."""
+
+    def edit(plan: Plan) -> Plan:
+        steps, at = steps_of(plan, 1), find(plan, 1, name)
+        x = Region(1, "x", 0, 2, 0, 4)
+        copy = Step("over", steps[at].lane, "local_copy", "sm", (x,), (x._replace(buffer=buffer),))
+        steps.insert(at + 1, copy)
+        return with_steps(plan, 1, steps)
+
+    return edit
+
+
 ARRIVED, OWN = "experts.arrived", "experts.own"
 DISPATCHES: dict[str, tuple[str, Edit]] = {
     "no wait for data of a peer": ("signals", less("wait.arrived", "data")),
@@ -162,13 +205,13 @@ DISPATCHES: dict[str, tuple[str, Edit]] = {
     "no raise of free": ("signals", less("compute.leave", "free")),
     "no clear of data": ("signals", less("compute.clear", "data")),
     "tokens of another rank": ("form", regions(ARRIVED, "writes", 0, of=2)),
-    "own tokens of another rank": ("value", regions(OWN, "writes", 0, of=2)),
+    "own tokens of another rank": ("form", regions(OWN, "writes", 0, of=2)),
     "tokens of no rank": ("form", regions(ARRIVED, "writes", 0, of=-1)),
     "one part twice at the same time": ("race", again(OWN, "aside")),
     "no own tokens": ("value", lambda p: without(p, 1, OWN)),
-    "no tokens of a peer": ("value", fewer(ARRIVED, 0)),
+    "no tokens of a peer": ("form", fewer(ARRIVED, 0)),
     "a token less": ("value", regions(ARRIVED, "reads", 2, row1=1)),
-    "the next token": ("value", regions(ARRIVED, "reads", 3, row0=4, row1=5)),
+    "the next token": ("form", regions(ARRIVED, "reads", 3, row0=4, row1=5)),
     "a column less": ("form", regions(ARRIVED, "reads", 2, col1=4)),
     "a result row less": ("form", regions(ARRIVED, "writes", 0, row1=3)),
     "weights of another rank": ("form", regions(OWN, "reads", 1, rank=2)),
@@ -177,13 +220,16 @@ DISPATCHES: dict[str, tuple[str, Edit]] = {
     "routing of a number less": ("value", regions(OWN, "reads", 0, col1=25)),
     "weights stored otherwise": ("form value", lambda p: changed(p, 1, OWN, transpose_b=True)),
     "more experts": ("form value", sized(OWN, experts=3)),
-    "more slots": ("value", sized(OWN, topk=3)),
-    "other tokens": ("value", sized(OWN, rows=(3, 2, 1))),
+    "more slots": ("form", sized(OWN, topk=3)),
+    "other tokens": ("form", sized(OWN, rows=(3, 2, 1))),
     "a mode of combine": ("form value", lambda p: changed(p, 1, OWN, modes=("return",))),
     "no mode": ("form", lambda p: changed(p, 1, OWN, modes=())),
     "no sizes": ("form", lambda p: changed(p, 1, OWN, routed=None)),
     "before the data": ("race value", before(ARRIVED, "wait.arrived")),
     "the part of a rank by a copy": ("form", aside),
+    "results that a copy overwrites": ("form", overwritten(ARRIVED, "y0")),
+    "tokens at other rows of the window": ("form", shifted("gathered", 4, 0)),
+    "a wave of every peer": ("form", halved(ARRIVED)),
 }  # fmt: skip
 COMBINES: dict[str, tuple[str, Edit]] = {
     "no wait for data of a peer": ("signals", less("wait.returned", "data")),
@@ -192,23 +238,26 @@ COMBINES: dict[str, tuple[str, Edit]] = {
     "no raise of data": ("signals", less("sent", "data")),
     "no raise of free": ("signals", less("compute.leave", "free")),
     "rows of another rank": ("race", regions("experts", "writes", 0, of=0)),
-    "rows of no rank": ("race", regions("experts", "writes", 1, of=-1)),
+    "rows of no rank": ("form", regions("experts", "writes", 1, of=-1)),
     "one part twice at the same time": ("race", again("experts", "aside")),
-    "no rows for an owner": ("value", fewer("experts", 0)),
+    "no rows for an owner": ("form", fewer("experts", 0)),
     "to another owner": ("form value", to_another),
     "a slot less": ("value", regions("experts", "writes", 1, row1=5)),
     "a row less": ("value", regions("experts", "reads", 2, row1=3)),
     "weights of another rank": ("form", regions("experts", "reads", 1, rank=2)),
     "routing of another rank": ("form", regions("experts", "reads", 0, rank=0)),
     "routing of another rank in a sum": ("form", regions("sum", "reads", 0, rank=0)),
-    "more slots": ("value", sized("sum", topk=3)),
-    "more experts in a sum": ("value", sized("sum", experts=3)),
+    "more slots": ("form", sized("sum", topk=3)),
+    "more experts in a sum": ("form", sized("sum", experts=3)),
     "a mode of dispatch": ("form", lambda p: changed(p, 1, "experts", modes=("gather",))),
     "sums of one rank's rows": ("value", regions("sum", "reads", 1, of=1)),
     "sums of a token less": ("form value", regions("sum", "writes", 0, row1=2)),
     "sums of some tokens": ("value", halved("sum")),
     "before a peer's data": ("race value", before("sum", "wait.returned")),
     "sent before it is stored": ("race value", before("sent", "experts")),
+    "results that a copy overwrites": ("form", overwritten("wait.returned", "returned")),
+    "slots at other rows of the window": ("form", shifted("returned", 4, 0)),
+    "slots at other columns of the window": ("form", shifted("returned", 0, 1)),
     "sums left out": ("value", lambda p: without(p, 1, "sum")),
 }  # fmt: skip
 

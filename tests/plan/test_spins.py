@@ -277,7 +277,7 @@ def test_units_are_those_of_a_gpu(op: str) -> None:
                     assert within == (step.kind == "local_copy")
                     assert step.unit == copy_unit("cuda", within)
                     seen.add(within)
-    assert False in seen
+    assert False in seen or op == "matmul_combine"  # whose kernels store all that travels
 
 
 def test_the_host_has_no_multiprocessors() -> None:

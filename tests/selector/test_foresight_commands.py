@@ -39,7 +39,7 @@ class TestExplain:
             "by", "reasons", "alternatives",
         }  # fmt: skip
         assert (document["by"], document["ranks"], document["machine"]) == ("simulator", 4, "mesh4")
-        assert document["choice"]["schedule"] in Schedule.names()
+        assert document["choice"]["schedule"] in Schedule.names(op)
         times = [entry["predicted_ms"] for entry in document["alternatives"]]
         assert times == sorted(times)
         assert "serial" in [entry["schedule"] for entry in document["alternatives"]] + [

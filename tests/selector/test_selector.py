@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from cases import DENSE, ROUTED
 
 from ficco.core.curves import Curve, GemmTimes
 from ficco.core.errors import InputError, MachineError, ScheduleError
@@ -42,7 +43,7 @@ def point(name: str, grain: int, machine: Machine) -> Schedule:
 
 
 class TestFacts:
-    @pytest.mark.parametrize("op", OPERATORS)
+    @pytest.mark.parametrize("op", DENSE)
     def test_bytes_are_those_of_the_plan(self, op: str) -> None:
         problem = Problem.chunked(op, 4, 64, 48, 32, "bfloat16")
         facts = facts_of(problem)
@@ -55,6 +56,21 @@ class TestFacts:
         )  # fmt: skip
         assert facts.flops == flops
         assert (facts.flops == 0) == (op == "embedding_all_to_all")
+
+    @pytest.mark.parametrize("op", ROUTED)
+    def test_bytes_and_flops_of_experts(self, op: str) -> None:
+        """Tokens travel once to each peer; the rows of all slots return, but for the own ones."""
+        world, tokens, experts, topk, k, n = 4, 16, 2, 3, 32, 48
+        problem = replace(
+            Problem("dispatch_matmul", world, (tokens,) * world, k, (Output((n,) * world),),
+                    "bfloat16", experts=experts, topk=topk, capacities=(192,) * world),
+            op=op,
+        )  # fmt: skip
+        facts, slots = facts_of(problem), world * tokens * topk
+        sent = (world - 1) * tokens * k if op == "dispatch_matmul" else slots / world * 3 / 4 * n
+        assert facts.sent_bytes == 2 * sent
+        assert facts.flops == 2 * slots / world * k * n
+        assert facts.weight_bytes == 2 * experts * k * n
 
     def test_what_ranks_alone_know_changes_nothing(self) -> None:
         """Chunks of an odd n differ by a column, and lookups by what a batch asks for."""
@@ -226,7 +242,8 @@ def test_every_candidate_has_a_plan(op: str, axis: str) -> None:
             return
         problem = replace(problem, outputs=(replace(problem.outputs[0], axis=axis),))
     found = points(op, 4, SWITCH, facts_of(problem).sums)
-    assert any(schedule.compute == "gated" for schedule in found) == (axis == "rows")
+    gates = axis == "rows" and op != "dispatch_matmul"
+    assert any(schedule.compute == "gated" for schedule in found) == gates
     gpus = points(op, 4, Machine.named("h200x4"), facts_of(problem).sums)
     assert (len(gpus) > 1) == (axis == "rows")
     for schedule in found:
@@ -244,7 +261,7 @@ def test_a_launch_that_stores_at_peers_is_for_one_pair(m: int, by: str | None) -
     assert found.transport != "sm", found.name
 
 
-@pytest.mark.parametrize("op", [op for op in OPERATORS if op != "embedding_all_to_all"])
+@pytest.mark.parametrize("op", [op for op in DENSE if op != "embedding_all_to_all"])
 def test_launches_that_send_are_considered_where_their_speed_is_measured(op: str) -> None:
     shipped = Machine.named("h200x4")
     assert shipped.costs.sending_gemm == 0
@@ -276,7 +293,7 @@ def test_one_kernel_beside_a_gemm_is_considered_where_its_cost_is_measured(op: s
     assert rule_ms == pytest.approx(simulator.predict_ms(problem, schedule, shipped), rel=0.1)
 
 
-@pytest.mark.parametrize("op", [op for op in OPERATORS if op != "embedding_all_to_all"])
+@pytest.mark.parametrize("op", [op for op in DENSE if op != "embedding_all_to_all"])
 @pytest.mark.parametrize("name", ["h200x2", "h200x8"])
 def test_the_rule_predicts_launches_that_send_as_the_simulator_does(op: str, name: str) -> None:
     shipped = Machine.named(name)
@@ -287,6 +304,23 @@ def test_the_rule_predicts_launches_that_send_as_the_simulator_does(op: str, nam
         rule_ms = estimate_us(facts_of(problem), machine, schedule, "captured") / 1e3
         simulated_ms = simulator.predict_ms(problem, schedule, machine, "captured")
         assert rule_ms == pytest.approx(simulated_ms, rel=0.2), (m, grain)
+
+
+@pytest.mark.parametrize("op", ROUTED)
+@pytest.mark.parametrize("name", ["h200x2", "h200x8"])
+@pytest.mark.parametrize("tokens", [16, 1024, 8192])
+def test_the_rule_predicts_experts_as_the_simulator_does(op: str, name: str, tokens: int) -> None:
+    machine = Machine.named(name)
+    world = machine.devices
+    problem = Problem(
+        op, world, (tokens,) * world, 2048, (Output((1536,) * world),), "bfloat16",
+        experts=128 // world, topk=8, capacities=(tokens * world * 8,) * world,
+    )  # fmt: skip
+    facts = facts_of(problem)
+    for schedule in selector.candidates(facts, machine):
+        rule_ms = estimate_us(facts, machine, schedule, "captured") / 1e3
+        simulated_ms = simulator.predict_ms(problem, schedule, machine, "captured")
+        assert rule_ms == pytest.approx(simulated_ms, rel=0.2), schedule
 
 
 def test_rings_are_for_reduce_scatters_over_a_switch() -> None:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from cases import DENSE
 
 from ficco.core.machine import Machine
 from ficco.lowering import lower, lower_rank
@@ -38,7 +39,7 @@ def a_problem(op: str, world: int, rng: random.Random) -> Problem:
     return Problem.chunked(op, world, rows, n, k, "bfloat16", bias=bias)
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", DENSE)
 @pytest.mark.parametrize("seed", range(6))
 def test_predictions_are_those_of_all_plans_to_the_last_bit(op: str, seed: int) -> None:
     rng = random.Random(1000 * OPERATORS.index(op) + seed)
@@ -77,7 +78,7 @@ def test_ranks_that_hold_more_or_lie_apart_are_not_alike() -> None:
     assert not alike.are_alike(columns, schedule, machine)
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", DENSE)
 def test_a_choice_for_many_ranks_lowers_one_rank_a_candidate(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from cases import MESH, plans
+from cases import DENSE, MESH, ROUTED, plans
 from hypothesis import given, settings
 
 from ficco.core.curves import Curve
@@ -136,12 +136,17 @@ def is_refused(plan: Plan, machine: Machine) -> bool:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", Schedule.names())
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize(
+    "op, name",
+    [(op, name) for op in DENSE for name in Schedule.names()]
+    + [(op, name) for op in ROUTED for name in Schedule.names(op)],
+)
 def test_every_operator_and_schedule_comes_to_its_end(op: str, name: str, world: int) -> None:
     problem = Problem.chunked(op, world, 26, 12, 20, "bfloat16", bias=op == OPERATORS[0])
     for machine in (GPUS, PACED):
-        schedule = replace(Schedule.named(name), transport="dma").resolve(world, machine)
+        schedule = Schedule.named(name).resolve(world, machine)
+        if op in DENSE or name == "serial":
+            schedule = replace(schedule, transport="dma")
         if (op, name) == ("embedding_all_to_all", "uniform_fused_2d"):
             with pytest.raises(ScheduleError):
                 lower(problem, schedule)

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from ficco.core.machine import Machine
 from ficco.measure.selector.facts import Facts
-from ficco.measure.simulator.calls import calls_of_sums
+from ficco.measure.simulator.calls import bytes_of_sums, calls_of_sums
 from ficco.plan.schedule import Schedule
 
 
-def expert_times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
+def expert_times_us(
+    facts: Facts, machine: Machine, schedule: Schedule, pushes_us: float
+) -> tuple[float, float]:
     """Return the time of a call on the devices, and on its host, in us.
 
     Args:
         facts: of a problem with experts.
         machine: a rated machine.
         schedule: resolved.
+        pushes_us: the time of all pushes of a rank, for a schedule with copies.
     """
     dispatches = facts.gathers
     if facts.world == 1:
@@ -35,19 +38,18 @@ def expert_times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple
         return _serial_us(facts, machine) + calls * machine.costs.launch_us, host
     costs, peers = machine.costs, facts.world - 1
     words = (peers + 2) * costs.signal_us + costs.raise_us + costs.launch_us + costs.call_us
-    send = machine.link.transfer_us(facts.piece_bytes) + costs.signal_us
-    if machine.link.per != "pair":
-        send *= peers
     if dispatches and schedule.start == "local_first":
         own = facts.m / facts.world
-        made = max(product_us(facts, machine, own), send * costs.copies_beside_gemm)
+        made = max(product_us(facts, machine, own), pushes_us)
         end = made + product_us(facts, machine, facts.m - own)
     elif dispatches:
-        end = send + product_us(facts, machine, facts.m)
+        end = pushes_us + product_us(facts, machine, facts.m)
     else:
+        send = machine.link.transfer_us(facts.piece_bytes) + costs.signal_us
+        send *= 1 if machine.link.per == "pair" else peers
         end = max(product_us(facts, machine, facts.m), send) + _sums_us(facts, machine)
     launches = 2 + (dispatches and schedule.start == "local_first")
-    pushes = peers * dispatches
+    pushes = peers * schedule.chunks * dispatches
     host = costs.host_call_us + launches * costs.host_kernel_us
     host += (3 + pushes) * costs.host_words_us + pushes * costs.host_copy_us
     return end + words, host
@@ -72,7 +74,7 @@ def _serial_us(facts: Facts, machine: Machine) -> float:
     moved = facts.tokens * (facts.k if facts.gathers else facts.n) * facts.item
     sent = moved * (facts.world - 1)
     whole = product_us(facts, machine, facts.m)
-    if not facts.gathers:  # rows are set to 0, stored at their slots, and added up, by PyTorch
+    if not facts.gathers:  # rows are stored at their slots, and added up by PyTorch
         slots = facts.m * facts.world
-        whole += machine.stream_us(3.0 * slots * facts.n * facts.item)
+        whole += machine.stream_us(bytes_of_sums(slots, facts.n, facts.item))
     return whole + machine.collective_us(facts.flow.collective, sent, facts.world)

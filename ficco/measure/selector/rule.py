@@ -111,7 +111,8 @@ def _work(facts: Facts, machine: Machine, rows: float) -> float:
 def times_us(facts: Facts, machine: Machine, schedule: Schedule) -> tuple[float, float]:
     """Return the time of a call on the devices, and on its host, in us."""
     if facts.flow.routes:
-        return expert_times_us(facts, machine, schedule)
+        pushes_us = _send_us(facts, machine, schedule)
+        return expert_times_us(facts, machine, schedule, pushes_us)
     return _times_us(facts, machine, schedule)
 
 

@@ -25,6 +25,11 @@ def calls_of_sums(topk: int) -> int:
     return 12 + 2 * topk
 
 
+def bytes_of_sums(slots: int, n: int, item: int) -> int:
+    """Return the bytes that these calls move: each slot once in its dtype, and sums in float32."""
+    return slots * n * (3 * item + 8)
+
+
 class Calls:
     """Times in ns of the launches of a rank's program.
 
@@ -178,7 +183,12 @@ class Calls:
         """
         sizes, world = work.sizes, len(work.sizes.rows)
         if work.weight is None:
-            return self._stream_ns(self._bytes(*work.sources, *work.targets))
+            (source,) = work.sources
+            if source.of >= 0:  # of one rank's experts, by PyTorch
+                return self._stream_ns(
+                    bytes_of_sums(source.rows, source.cols, self._item[source.buffer])
+                )
+            return self._stream_ns(self._bytes(source, *work.targets))
         tokens = sum(sizes.rows)
         if work.mode == "gather":
             tokens = sum([sizes.rows[target.of] for target in work.targets])
@@ -188,8 +198,10 @@ class Calls:
         item = self._item[work.weight.buffer]
         read = self._stream_ns(self._bytes(work.weight) + rows * (n + k) * item)
         away = [target for target in work.targets if target.rank != work.routing.rank]
+        link = self.machine.link
         sent = sum([target.rows for target in away]) // world * n * item
-        return max(made, read, sent / self.machine.link.peak_gbps if away else 0.0)
+        links = max(len(away), 1) if link.per == "pair" else 1
+        return max(made, read, sent / (links * link.peak_gbps))
 
     # ---- library calls
 

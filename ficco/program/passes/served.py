@@ -60,6 +60,10 @@ def check_amd_kernels(problem: Problem, schedule: Schedule) -> None:
     Raises:
         ScheduleError: the message names a schedule that can run.
     """
+    if problem.flow.routes:
+        raise ScheduleError(
+            f"{problem.op} does not run on AMD devices: there are no kernels for rows of experts"
+        )
     if schedule.transport == "sm":
         raise amd_refusal("transport", "sm", "there is no kernel that stores at peers", "dma")
     if schedule.compute == "gated" and not problem.flow.gathers:
