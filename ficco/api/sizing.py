@@ -18,7 +18,10 @@ import torch
 from ficco.api import groups
 from ficco.api.arguments import process_group
 from ficco.api.auto import AUTO, regime
+from ficco.api.layers import experts
 from ficco.api.layers.choosing import choice_of, problem_of, runtime_of, schedule_of
+from ficco.api.layers.experts import weights_of
+from ficco.api.layers.experts_on_zeros import Mixture, mixtures_of
 from ficco.api.layers.finding import local_of
 from ficco.api.layers.layer import ATTRIBUTE, Layer, Seen, layer_of
 from ficco.core.checking import true_or_false, whole_number
@@ -42,11 +45,11 @@ def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int
     """Run every kind of call that an overlapped model's layers make, several times, on zeros.
 
     Afterwards no call with `tokens` rows or fewer and the same schedule grows a window, also in a
-    capture. Without backward, calls with fewer rows follow, each with a fifth fewer than the
-    last, to load nearly all kernels that requests of other lengths need; calls whose kernels are
-    loaded already are skipped. Kernels that the pack lacks are compiled first, in several
-    processes, except those of backward. It is a collective call: all ranks pass equal arguments.
-    Gradients of the model do not change.
+    capture; of experts if ranks have equally many tokens. Without backward, calls with fewer rows
+    follow, each with a fifth fewer than the last, to load nearly all kernels that requests of other
+    lengths need; calls whose kernels are loaded already are skipped. Kernels that the pack lacks
+    are compiled first, in several processes, except those of backward and of experts. It is a
+    collective call: all ranks pass equal arguments. Gradients of the model do not change.
 
     Args:
         module: an overlapped model.
@@ -76,7 +79,7 @@ def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int
     if not isinstance(module, Module):
         raise InputError(f"module: {type(module).__name__} found; pass a torch.nn.Module")
     overlapped = [m for m in module.modules() if ATTRIBUTE in m.__dict__]
-    if not overlapped:
+    if not overlapped and not any(map(experts.is_overlapped, module.modules())):
         raise InputError("the module is not overlapped; call ficco.overlap(module) first")
     rows = whole_number(tokens, "tokens (batch x sequence)", 1, MOST)
     if regime() == "captured":
@@ -84,18 +87,28 @@ def reserve(module: Module, tokens: int, *, backward: bool | None = None) -> int
     if backward is not None:
         true_or_false(backward, "backward")
     calls = list(_kinds(overlapped, backward))
+    mixtures = list(mixtures_of(module, backward))
     for layer, weights, _ in calls:
         _check_memory(layer, weights, rows)
+    for mixture in mixtures:
+        device = weights_of(mixture.experts.module)[0].device
+        _check_fits(mixture.experts.name, mixture.bytes_of_call(rows), device, rows)
     with pack.keeping_blocks(), _compiling(calls):
         _compile_together(calls, rows)
         for layer, weights, runs_backward in calls:  # first: growing windows drops bound programs
             _call(layer, weights, rows, runs_backward)
+        for mixture in mixtures:
+            mixture.call(rows)
         for layer, weights, runs_backward in calls:
             if not runs_backward:
                 _call_smaller(layer, weights, rows)
         for layer, weights, runs_backward in calls * 2:  # the second call loads a capture's kernels
             _call(layer, weights, rows, runs_backward)
-    return _bytes_of(calls)
+        for mixture in mixtures:
+            for fewer in () if mixture.backward else _smaller_rows(rows):
+                mixture.call(fewer)
+            mixture.call(rows)
+    return _bytes_of(calls, mixtures)
 
 
 @groups.collective
@@ -162,9 +175,10 @@ def _kinds(overlapped: Sequence[Module], backward: bool | None) -> Iterator[_Kin
         yield layer, weights, runs_backward
 
 
-def _bytes_of(calls: Sequence[_Kind]) -> int:
+def _bytes_of(calls: Sequence[_Kind], mixtures: Sequence[Mixture]) -> int:
     """Return the bytes of this rank's windows in the groups of the calls."""
     ranks = {layer.ranks.group: layer.ranks.world for layer, _, _ in calls}
+    ranks |= {mixture.group: mixture.world for mixture in mixtures}
     return sum([groups.window_bytes(group) // world for group, world in ranks.items()])
 
 
@@ -177,14 +191,19 @@ def _check_memory(layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
     if seen.operator == "matmul_reduce_scatter":
         high = rows // layer.ranks.world
     need = (seen.rows * seen.k + high * sum(seen.widths)) * seen.dtype.itemsize
-    if seen.device.type == "cuda":
-        have = torch.cuda.get_device_properties(seen.device).total_memory
+    _check_fits(layer.name, need, seen.device, rows)
+
+
+def _check_fits(name: str, need: int, device: torch.device, rows: int) -> None:
+    """Refuse a call that needs more bytes than a device has."""
+    if device.type == "cuda":
+        have = torch.cuda.get_device_properties(device).total_memory
     else:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if need > have:
         raise InputError(
-            f"tokens={rows}: {layer.name} would read and write {need / 2**30:.0f} GiB on each "
-            f"rank, but {seen.device} has {have / 2**30:.0f} GiB; pass fewer, those of the largest "
+            f"tokens={rows}: {name} would read and write {need / 2**30:.0f} GiB on each "
+            f"rank, but {device} has {have / 2**30:.0f} GiB; pass fewer, those of the largest "
             "future input"
         )
 

@@ -22,7 +22,7 @@ from ficco.core.machine import Machine
 from ficco.engine.compute import dtype_of
 from ficco.engine.window_layout import COPIES, Layout
 from ficco.lowering.sending import sends_all
-from ficco.operators import oracle
+from ficco.operators import OPERATORS, oracle, registry
 from ficco.operators.problem import MODES, Problem, chunk_sizes
 from ficco.operators.problem_checks import Output
 from ficco.plan import WindowBytes
@@ -201,6 +201,19 @@ def problems(world: int, dtype: str, rng: random.Random, most: int = 60) -> Iter
         depths = uneven(k)
         pairs = tuple((depth - depth // 3, depth // 3) for depth in depths)
         yield Problem(op, world, rows, k, many, dtype, depths=depths, pairs=pairs)
+
+
+def expert_problems(world: int, dtype: str) -> Iterator[Problem]:
+    """Mixtures of experts with uneven tokens, some ranks without any."""
+    rows = ((5, 0, 3, 1) * world)[:world]
+    for op in (op for op in OPERATORS if registry.get(op).flow.routes):
+        kept = (Output((6,) * world, "", "gathered"),) * registry.get(op).flow.gathers
+        for turned, more in ((False, ()), (True, kept)):
+            outputs = (Output((7,) * world, operand_transposed=turned), *more)
+            yield Problem(
+                op, world, rows, 6, outputs, dtype, experts=2, topk=3,
+                capacities=(3 * sum(rows),) * world,
+            )  # fmt: skip
 
 
 @contextmanager

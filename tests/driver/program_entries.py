@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import double_control as control
-from engine_node import Node, named, problems, refused
+from engine_node import Node, expert_problems, named, problems, refused
 
 from ficco.core.errors import ScheduleError
 from ficco.engine import cuda, gpu
@@ -270,5 +270,8 @@ def entries(world: int, target: str) -> None:
             except ScheduleError:
                 continue
             count += 1
+    for problem in expert_problems(world, "bfloat16"):
+        for name in Schedule.names(problem.op):
+            check(node, problem, named(name, world))
     assert count > 20 and crossing > 20, (count, crossing)
     node.runtime.close()

@@ -87,6 +87,23 @@ def test_it_prints_and_proves_what_runs(capsys: Any, name: str, target: str) -> 
     assert code == 0 and out.startswith("right:")
 
 
+@pytest.mark.parametrize("target", ["host", "cuda", "hip"])
+@pytest.mark.parametrize("op", ["dispatch_matmul", "matmul_combine"])
+def test_it_prints_and_proves_programs_of_experts(capsys: Any, op: str, target: str) -> None:
+    words = ["plan", op, "--ranks", "3", "--m", "12", "--n", "4", "--k", "6", "--program"]
+    words += ["--target", target]
+    code, out, said = call(capsys, *words)
+    if code:
+        assert target == "hip" and "kernel" in said, said
+        return
+    mode = "gather" if op == "dispatch_matmul" else "return"
+    assert f"experts {mode} routing@2[" in out and " of rank 1" in out, out
+    code, out, _ = call(capsys, *words, "--json")
+    assert code == 0 and len(json.loads(out)["ranks"]) == 3
+    code, out, _ = call(capsys, *words, "--check")
+    assert code == 0 and out.startswith("right:")
+
+
 def test_the_program_of_a_file_is_proved(capsys: Any, tmp_path: Path) -> None:
     _, out, _ = call(capsys, "plan", *SMALL[:6], "--schedule", "gated_1d", "--json")
     plan = json.loads(out)

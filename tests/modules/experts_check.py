@@ -80,8 +80,10 @@ def experts(rank: int, world: int, folder: Path) -> None:
             where = "hold other tokens" if differ else "takes its part of the tokens"
             assert "experts of the Hugging Face plan -> moe over 2 ranks" in told, told
             assert where in told and "ep_dispatch_experts" not in told.partition("left")[2], told
+            reserved = 0 if differ else ficco.reserve(net, words.numel())
             for _ in range(2):
                 same(computed(net, words), exact, about)
+            assert differ or reserved * world == ficco.window_bytes() > 0, about
             with torch.no_grad():
                 logits = net(words).logits
             assert (logits - exact["logits"]).abs().max() < 2e-5, about

@@ -8,12 +8,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from experts_reference import Layer, listed, moe, rows_of, swiglu
 from joining import join_gloo
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import ficco
@@ -191,6 +194,84 @@ def capacity(rank: int, world: int) -> None:
     assert f"ids of rank {last} have expert {E * world + 4} at token" in told, told
 
 
+class Toy(torch.nn.Module):
+    """Experts as transformers has them, where all ranks hold the same tokens."""
+
+    has_gate, has_bias, has_post_expert_norm, is_transposed = True, False, False, False
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        count = E * mesh.size()
+        self.gate_up_proj = split(torch.randn(count, 2 * F, D), mesh)
+        self.down_proj = split(torch.randn(count, D, F), mesh)
+        self.act_fn, self._apply_gate = torch.nn.SiLU(), self._default_apply_gate
+        self.config = SimpleNamespace(num_experts_per_tok=K)
+        implementation = SimpleNamespace(ep_mesh=mesh, tp_mesh=mesh, num_local_experts=E)
+        self.__dict__["forward"] = lambda *tensors: implementation  # which `overlap` replaces
+
+    def _default_apply_gate(self, z: Tensor) -> Tensor:
+        return swiglu(z)
+
+
+def near(found: int, wanted: int) -> bool:
+    """Return whether windows have a number of bytes, which is rounded up to pages."""
+    return wanted <= found < wanted + (1 << 13)
+
+
+def split(whole: Tensor, mesh: DeviceMesh) -> torch.nn.Parameter:
+    return torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+
+
+def reserved(rank: int, world: int) -> None:
+    """Windows are sized for experts that overlap: by the formula of the docs, before any call."""
+    ficco.close()
+    net, tokens = torch.nn.Sequential(Toy(init_device_mesh("cpu", (world,)))), 2048 * world
+    assert "is not overlapped" in refused(lambda: ficco.reserve(net, tokens))
+    ficco.overlap(net)
+    layer = drawn(world, [tokens], 29)
+    results = []
+    for backward in (False, True):
+        sized = ficco.reserve(net, tokens, backward=backward)
+        assert near(sized, (world > 1) * 2 * D * 4 * max(tokens, K * tokens // world)), sized
+        for count in (tokens, 5, 1):
+            y = net[0](layer.x[:count], layer.ids[:count], layer.gates[:count])
+            results.append(y.detach())
+            if backward:
+                y.sum().backward()
+        assert ficco.window_bytes() == sized * world, "windows grew"
+        assert (net[0].down_proj.grad is not None) == backward
+    for y, again in zip(results[:3], results[3:], strict=True):
+        assert torch.equal(y, again) and y.isfinite().all()
+    told = refused(lambda: ficco.reserve(net, 2**31 - 1))
+    assert "tokens=2147483647: 0 would read and write" in told, told
+    net[0].config = None
+    told = refused(lambda: ficco.reserve(net, tokens))
+    assert "0: its configuration does not say how many experts a token has" in told, told
+    ficco.restore(net)
+
+
+def limited(rank: int, world: int) -> None:
+    """A call that needs more windows than the limit allows runs serial, with the same results."""
+    rows = [300, 20, 200, 30][:world]
+    layer = drawn(world, rows, 31)
+    need = (world > 1) * 2 * D * 4 * max(sum(rows), K * max(rows))
+    enough = need + (1 << 13)
+    for limit in (0, need // 2, enough, None):
+        ficco.close()
+        ficco.limit_windows(limit)
+        compare(layer, rows, rank, lambda *a: ficco.moe(*a, rows=rows), f"limit {limit}")
+        have = ficco.window_bytes() // world
+        if limit in (enough, None):
+            assert near(have, need), (limit, have, need)
+        else:
+            assert have <= limit + 2048, (limit, have)
+        small = drawn(world, [1] * world, 37)
+        compare(small, [1] * world, rank, ficco.moe, f"one token, limit {limit}")
+    ficco.close()
+    ficco.limit_windows(None)
+
+
 def refused(call: Callable[[], Any]) -> str:
     """Return the message of the InputError that a call raises on all ranks."""
     try:
@@ -302,8 +383,34 @@ def one_refuses(rank: int, world: int) -> None:
     ficco.moe(*own)
 
 
+def differing(rank: int, world: int) -> None:
+    """Ranks whose calls differ in slots, experts or the width of tokens: an error on all, soon."""
+    rows = [3] * world
+    x, ids, gates, w_in, w_out = part(drawn(world, rows, 41), rows, rank)
+    wide = torch.ones(3, D + 1), torch.ones(E, D + 1, 2 * F), torch.ones(E, F, D + 1)
+    calls: dict[str, tuple[Tensor, ...]] = {
+        "slots": (x, ids[:, 1:], gates[:, 1:], w_in, w_out),
+        "experts": (x, ids, gates, w_in[:1], w_out[:1]),
+        "d": (wide[0], ids, gates, *wide[1:]),
+    }
+    for name, others in calls.items():
+        given = others if rank == world - 1 else (x, ids, gates, w_in, w_out)
+        begin = time.monotonic()
+        try:
+            ficco.moe(*given, schedule=("two_waves", "push_sm"))
+        except ficco.FiccoError as error:
+            assert "rank" in str(error), f"{name}: {error}"
+        else:
+            raise AssertionError(f"{name}: no error")
+        assert time.monotonic() - begin < 5, name
+        dist.barrier()
+        ficco.reset()
+        ficco.moe(x, ids, gates, w_in, w_out)
+
+
 CHECKS = (
-    values, activations, routed, capacity, recomputed, compiled, bad_input, one_refuses
+    values, activations, routed, capacity, recomputed, compiled, bad_input, reserved, limited,
+    one_refuses, differing,
 )  # fmt: skip
 
 
@@ -311,7 +418,9 @@ def main() -> None:
     store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     join_gloo(store, rank, world)
     for check in CHECKS:
-        if check.__name__ in sys.argv[4:] and not (check is one_refuses and world == 1):
+        if check.__name__ in sys.argv[4:] and not (
+            check in (one_refuses, differing) and world == 1
+        ):
             begin = time.monotonic()
             check(rank, world)
             print(f"{check.__name__}: {time.monotonic() - begin:.1f} s", flush=True)

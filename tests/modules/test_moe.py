@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from one_run import OneRun
 
-CHECKS = ("values", "activations", "routed", "capacity", "recomputed", "compiled", "bad_input")
+CHECKS = (
+    "values", "activations", "routed", "capacity", "recomputed", "compiled", "bad_input",
+    "reserved", "limited",
+)  # fmt: skip
 RUNS = (
     OneRun("experts of one rank", "moe_worker.py", 1, *CHECKS),
-    OneRun("experts of two ranks", "moe_worker.py", 2, *CHECKS, "one_refuses"),
+    OneRun("experts of two ranks", "moe_worker.py", 2, *CHECKS, "one_refuses", "differing"),
     OneRun("experts of four ranks", "moe_worker.py", 4, "values", "routed", "capacity"),
 )
 

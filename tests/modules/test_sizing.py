@@ -68,7 +68,7 @@ def test_what_a_capture_takes_is_made_ready_last(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(sizing, "_kinds", lambda found, backward: iter(kinds))
     monkeypatch.setattr(sizing, "_call", call)
-    monkeypatch.setattr(sizing, "_bytes_of", lambda calls: 7)
+    monkeypatch.setattr(sizing, "_bytes_of", lambda calls, mixtures: 7)
     model = torch.nn.Module()
     model.__dict__[ATTRIBUTE] = serving
     assert sizing.reserve(model, 100) == 7

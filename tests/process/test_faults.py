@@ -8,15 +8,20 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks import Ranks, gathering, posed, shared_memory, stopped
 
+from ficco.operators.problem import Problem
+
 KILLS = int(os.environ.get("FICCO_KILLS", "10"))  # 100 before a release
 SMALL = gathering(3, 60, 20, 40)
 LONG_S = 20.0
+EXPERTS = {"dispatch_matmul": "two_waves", "matmul_combine": "push_sm"}  # with their schedules
+GATHERS = ["all_gather_matmul"] * 3
 MANY = 100_000  # calls: for longer than any test
 
 
@@ -189,6 +194,27 @@ def test_a_rank_that_makes_another_call_is_named_soon(patient: Ranks, other: str
     healed(patient, range(3), "0-1-2")
 
 
+@pytest.mark.parametrize("other", ["topk", "experts"])
+@pytest.mark.parametrize("op", EXPERTS)
+def test_a_rank_with_other_experts_is_named_soon(patient: Ranks, op: str, other: str) -> None:
+    usual = Problem.chunked(op, 3, 60, 20, 40)
+    schedule = EXPERTS[op]
+    different = replace(usual, **{other: 3})
+    for problem in (different, usual):  # no windows grow later
+        patient.right(range(3), posed("0-1-2", problem, schedule, times=2))
+    for rank in range(3):
+        problem = different if rank == 2 else usual
+        patient.all[rank].send("call", **posed("0-1-2", problem, schedule))
+    for rank in range(3):
+        answer = patient.all[rank].receive(10)
+        assert answer["error"] == "EngineError", answer
+        assert answer["seconds"] < LONG_S / 4, answer
+        assert "rank 2 runs another call than rank " in answer["text"], answer
+        assert f"Rank 2 runs {op} of " in answer["text"], answer
+    refused(patient, range(3), "0-1-2")
+    healed(patient, range(3), "0-1-2")
+
+
 def test_different_calls_that_grow_are_told_apart(three: Ranks) -> None:
     for rank in range(3):
         problem = gathering(3, 300 + (rank == 1), 20, 60)
@@ -254,12 +280,13 @@ def kill_one(ranks: Ranks, members: list[int], chance: random.Random) -> int:
     opened = ranks.good(members, "open", name=name, timeout_s=timeout_s, gbps=paced)
     victim = chance.choice(members)
     rank_of = {number: rank for number, (rank, _) in opened.items()}
-    schedule = chance.choice(["serial", "hetero_fused_1d", "uniform_fused_2d", "gated_1d"])
+    problem = Problem.chunked(chance.choice([*EXPERTS, *GATHERS]), 3, 90, 30, 40)
+    schedule = EXPERTS.get(problem.op) or chance.choice(
+        ["serial", "hetero_fused_1d", "uniform_fused_2d", "gated_1d"]
+    )
     # Windows grow at the first call, so early deaths are deaths in a rendezvous.
     for number in members:
-        ranks.all[number].send(
-            "call", **posed(name, gathering(3, 90, 30, 40), schedule, times=MANY)
-        )
+        ranks.all[number].send("call", **posed(name, problem, schedule, times=MANY))
     time.sleep(chance.choice([0, 0.005, 0.02, 0.1]) * 2 * chance.random())
     ranks.all[victim].kill()
     died = time.monotonic()
@@ -267,7 +294,7 @@ def kill_one(ranks: Ranks, members: list[int], chance: random.Random) -> int:
         if number == victim:
             continue
         answer = ranks.all[number].receive(30)
-        about = f"victim {rank_of[victim]}, {schedule}, paced {paced}: {answer}"
+        about = f"victim {rank_of[victim]}, {problem.op}, {schedule}, paced {paced}: {answer}"
         assert time.monotonic() - died < timeout_s + 3, about
         assert answer["error"] in ("TimeoutExceeded", "EngineError"), about
         named = f"ank {rank_of[victim]} (pid {ranks.all[victim].pid}) has"

@@ -60,6 +60,11 @@ class Experts:
         members = dist.get_process_group_ranks
         return members(self.tokens.get_group()) == members(self.mesh.get_group())
 
+    @property
+    def weight_names(self) -> tuple[str, str]:
+        """The names of the module's first and second weights."""
+        return _names(bool(getattr(self.module, "has_gate", False)))
+
     def forward(self, schedule: str | Schedule) -> Callable[..., Tensor]:
         """Return the forward that replaces the module's."""
 
@@ -69,7 +74,7 @@ class Experts:
                 self.name, _run, self, schedule, hidden_states, top_k_index, top_k_weights
             )
 
-        setattr(run, _MARK, True)
+        setattr(run, _MARK, (self, schedule))
         return run
 
 
@@ -87,9 +92,14 @@ def look(name: str, module: Module) -> Experts | Left | None:
     return Left(name, STYLE, why) if why else Experts(name, module, mesh, tokens, _act(module))
 
 
+def overlapped(module: Module) -> tuple[Experts, str | Schedule] | None:
+    """Return the experts and the schedule of a forward that was made here."""
+    return getattr(module.__dict__.get("forward"), _MARK, None)
+
+
 def is_overlapped(module: Module) -> bool:
     """Return whether a module's forward was made here."""
-    return hasattr(module.__dict__.get("forward"), _MARK)
+    return overlapped(module) is not None
 
 
 def _unfit(module: Module, implementation: Any, mesh: DeviceMesh) -> str:
@@ -141,7 +151,7 @@ def _run(
         x, ids, gates = (_part(t, experts.tokens) for t in (whole, ids, gates))
     if gates.dtype not in (torch.float32, x.dtype):
         gates = gates.float()
-    w_in, w_out = _weights(experts.module)
+    w_in, w_out = weights_of(experts.module)
     y = moe(
         x, ids, gates, w_in, w_out, activation=experts.activation,
         group=experts.mesh.get_group(), rows=_rows(experts, x, count),
@@ -163,7 +173,7 @@ def _part(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     return local
 
 
-def _weights(module: Any) -> tuple[Tensor, Tensor]:
+def weights_of(module: Any) -> tuple[Tensor, Tensor]:
     """Return the weights of this rank's experts as [e, d, n] and [e, f, d]."""
     first, second = (local_of(getattr(module, key)) for key in _names(module.has_gate))
     if module.is_transposed:

@@ -19,6 +19,7 @@ from ficco.program import (
     Copy,
     Entry,
     Exchange,
+    Experts,
     Gated,
     Gemm,
     Launch,
@@ -223,6 +224,11 @@ def _launch(program: Program, launch: Launch) -> list[str]:
         first, past = work.bags[0].bags[4:6]
         tables = [f"{mode_of(bag)} of {bag.table} -> {bag.target}" for bag in work.bags]
         return [f"pool bags {first}:{past} of {len(tables)} tables -> {work.target}", *tables]
+    if isinstance(work, Experts):
+        weight = () if work.weight is None else (work.weight,)
+        regions = (work.routing, *weight, *work.sources)
+        both = (" + ".join(map(str, each)) for each in (regions, work.targets))
+        return [f"{kernel_of(work)} {work.mode} {' -> '.join(both)}"]
     fields = [f"{n}={v}" for n, v in work._asdict().items() if n not in ("target", "reads")]
     reads = " + ".join(str(region) for region in getattr(work, "reads", ()))
     return [f"{kernel_of(work)} {reads}{', '.join(fields)} -> {work.target}"]

@@ -89,6 +89,16 @@ def exchanges_tokens(experts: Any) -> bool:
     return "megamoe" in str(getattr(config, "_experts_implementation", ""))
 
 
+_SLOTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k")
+
+
+def slots_of(experts: Any) -> int:
+    """Return how many experts a token has, by the configuration of experts; 0: unknown."""
+    config = getattr(experts, "config", None)
+    found = [getattr(config, key, None) for key in _SLOTS]
+    return next((count for count in found if isinstance(count, int) and count > 0), 0)
+
+
 DATA_DIMS = ("fsdp", "efsdp")
 """Names of dimensions of transformers' meshes over which FSDP splits parameters."""
 
