@@ -209,6 +209,18 @@ def test_methods_take_stacks_of_weights_and_ids_of_any_integers(nodes: Nodes) ->
                     np.testing.assert_allclose(y[token], want, 1e-4, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["i8", "u8", "u4"])
+def test_ids_of_more_than_31_bits_are_no_experts(nodes: Nodes, dtype: str) -> None:
+    """They do not become small ones: their tokens are NaN, as those of other wrong ids."""
+    largest = np.iinfo(dtype).max
+    xs, ws = [np.ones((3, 2), np.float32)] * 2, [np.ones((1, 2, 4), np.float32)] * 2
+    ids = [np.array([[largest], [1], [largest // 2 + 1]], dtype), np.array([[0], [1], [0]], dtype)]
+    back = [np.ones((1, 4, 2), np.float32)] * 2
+    ys = nodes(2).matmul_combine(nodes(2).dispatch_matmul(xs, ids, ws), ids, back)
+    assert nan_rows(ys[0]) == [0, 2] and not nan_rows(ys[1])
+    assert (ys[0][1] == 8).all() and (ys[1] == 8).all()
+
+
 def _changed(values: list[Any], at: int, value: Any) -> list[Any]:
     return [*values[:at], value, *values[at + 1 :]]
 

@@ -5,6 +5,7 @@ python moe_worker.py STORE RANK WORLD CHECK...
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Callable
@@ -243,6 +244,11 @@ def reserved(rank: int, world: int) -> None:
         assert (net[0].down_proj.grad is not None) == backward
     for y, again in zip(results[:3], results[3:], strict=True):
         assert torch.equal(y, again) and y.isfinite().all()
+    copied = copy.deepcopy(net[0])
+    with torch.no_grad():
+        copied.down_proj.zero_()
+    assert not copied(layer.x[:5], layer.ids[:5], layer.gates[:5]).any()
+    assert net[0](layer.x[:5], layer.ids[:5], layer.gates[:5]).any()
     told = refused(lambda: ficco.reserve(net, 2**31 - 1))
     assert "tokens=2147483647: 0 would read and write" in told, told
     net[0].config = None
@@ -343,6 +349,7 @@ def bad_input(rank: int, world: int) -> None:
         ("did you mean 'swiglu'", {"activation": "swigly"}),
         ("activation=3", {"activation": 3}),
         ("activation: it returned [", {"activation": lambda z: z}),
+        ("schedule: 3 schedules found", {"schedule": ("serial",) * 3}),
         ("capacity (rows)=0", {"capacity": 0}),
         ("capacity (rows)=2.5", {"capacity": 2.5}),
         ("rows[", {"rows": [2] * world}),
@@ -353,7 +360,13 @@ def bad_input(rank: int, world: int) -> None:
         told = refused(lambda: ficco.moe(**given))  # noqa: B023
         assert words in told, f"{words!r} is not in {told!r}"
     assert "has no gates" in refused(lambda: ficco.route(ids, E * world).row_gates(1))
+    routing = ficco.route(ids, E * world, capacity=3 * K * world)
+    told = refused(lambda: ficco.dispatch_matmul(x, routing, w_in, capacity=1))
+    assert "capacity=1: the routing was made with capacity=" in told, told
     if world > 1:
+        told = refused(lambda: ficco.route(ids, E * world, gates=gates.requires_grad_(rank > 0)))
+        assert "rank 0 has 1 gates (1: given, 2: with a gradient) and rank 1 has 2" in told, told
+        gates.requires_grad_(False)
         told = refused(lambda: ficco.route(ids, 2 * world - 1))
         assert "each rank needs equally many" in told, told
         told = refused(lambda: ficco.route(ids[:, : 2 + (rank > 0)], E * world))

@@ -11,9 +11,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from cases import DENSE, ROUTED
+from cases import DENSE
 
-from ficco.core.curves import Curve, GemmTimes
+from ficco.core.curves import Curve
 from ficco.core.errors import InputError, MachineError, ScheduleError
 from ficco.core.machine import Costs, Link, Machine
 from ficco.lowering import lower_rank
@@ -56,21 +56,6 @@ class TestFacts:
         )  # fmt: skip
         assert facts.flops == flops
         assert (facts.flops == 0) == (op == "embedding_all_to_all")
-
-    @pytest.mark.parametrize("op", ROUTED)
-    def test_bytes_and_flops_of_experts(self, op: str) -> None:
-        """Tokens travel once to each peer; the rows of all slots return, but for the own ones."""
-        world, tokens, experts, topk, k, n = 4, 16, 2, 3, 32, 48
-        problem = replace(
-            Problem("dispatch_matmul", world, (tokens,) * world, k, (Output((n,) * world),),
-                    "bfloat16", experts=experts, topk=topk, capacities=(192,) * world),
-            op=op,
-        )  # fmt: skip
-        facts, slots = facts_of(problem), world * tokens * topk
-        sent = (world - 1) * tokens * k if op == "dispatch_matmul" else slots / world * 3 / 4 * n
-        assert facts.sent_bytes == 2 * sent
-        assert facts.flops == 2 * slots / world * k * n
-        assert facts.weight_bytes == 2 * experts * k * n
 
     def test_what_ranks_alone_know_changes_nothing(self) -> None:
         """Chunks of an odd n differ by a column, and lookups by what a batch asks for."""
@@ -212,27 +197,6 @@ class TestRule:
                 assert round(took / 1e9) == copies, schedule
 
 
-class TestGemmTimes:
-    def test_points_are_met_and_odd_sizes_follow_tiles(self) -> None:
-        rate = 1e-6
-        points = tuple(
-            (m, n, k, 3.5 + 2.0 * m * n * k * rate)
-            for m in (512, 2048, 8192) for n in (512, 4096) for k in (1024, 8192)
-        )  # fmt: skip
-        times = GemmTimes(points, units=8)
-        for m, n, k, us in points:
-            assert times.us(m, n, k) == pytest.approx(us, rel=0.25)
-        assert times.us(4096, 2048, 4096) == pytest.approx(2.0 * 4096 * 2048 * 4096 * rate, rel=0.2)
-        assert times.us(1, 1, 1024) < times.us(513, 513, 1024)
-        assert times.us(0, 5, 5) == 0.0
-        assert times.tiled_us(65, 129, 512) == times.tiled_us(128, 256, 512)
-
-    @pytest.mark.parametrize("points", [(), ((0, 1, 1, 1.0),), ((1, 1, 1, math.nan),)])
-    def test_points_that_cannot_be(self, points: tuple[tuple[int, int, int, float], ...]) -> None:
-        with pytest.raises(MachineError):
-            GemmTimes(points, units=1)
-
-
 @pytest.mark.parametrize("op", OPERATORS)
 @pytest.mark.parametrize("axis", ["rows", "contraction"])
 def test_every_candidate_has_a_plan(op: str, axis: str) -> None:
@@ -304,23 +268,6 @@ def test_the_rule_predicts_launches_that_send_as_the_simulator_does(op: str, nam
         rule_ms = estimate_us(facts_of(problem), machine, schedule, "captured") / 1e3
         simulated_ms = simulator.predict_ms(problem, schedule, machine, "captured")
         assert rule_ms == pytest.approx(simulated_ms, rel=0.2), (m, grain)
-
-
-@pytest.mark.parametrize("op", ROUTED)
-@pytest.mark.parametrize("name", ["h200x2", "h200x8"])
-@pytest.mark.parametrize("tokens", [16, 1024, 8192])
-def test_the_rule_predicts_experts_as_the_simulator_does(op: str, name: str, tokens: int) -> None:
-    machine = Machine.named(name)
-    world = machine.devices
-    problem = Problem(
-        op, world, (tokens,) * world, 2048, (Output((1536,) * world),), "bfloat16",
-        experts=128 // world, topk=8, capacities=(tokens * world * 8,) * world,
-    )  # fmt: skip
-    facts = facts_of(problem)
-    for schedule in selector.candidates(facts, machine):
-        rule_ms = estimate_us(facts, machine, schedule, "captured") / 1e3
-        simulated_ms = simulator.predict_ms(problem, schedule, machine, "captured")
-        assert rule_ms == pytest.approx(simulated_ms, rel=0.2), schedule
 
 
 def test_rings_are_for_reduce_scatters_over_a_switch() -> None:

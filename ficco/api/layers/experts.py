@@ -9,7 +9,8 @@ results.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ Module = torch.nn.Module
 Tensor = torch.Tensor
 
 STYLE = "ep_dispatch_experts of the Hugging Face plan"
-_MARK = "ficco_experts"  # attribute of a forward made here
+_SILU = ("SiLU", "SiLUActivation")  # classes of PyTorch and of transformers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,15 +68,22 @@ class Experts:
 
     def forward(self, schedule: str | Schedule) -> Callable[..., Tensor]:
         """Return the forward that replaces the module's."""
+        return partial(_named_run, self, schedule)
 
-        def run(hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Tensor:
-            refuse_transforms()
-            return naming(  # type: ignore[no-any-return]
-                self.name, _run, self, schedule, hidden_states, top_k_index, top_k_weights
-            )
+    def __deepcopy__(self, memo: dict[int, Any]) -> Experts:
+        """Return the experts of a copy of the module, which `copy.deepcopy` is about to make."""
+        return replace(self, module=memo.get(id(self.module), self.module))
 
-        setattr(run, _MARK, (self, schedule))
-        return run
+
+def _named_run(
+    experts: Experts, schedule: str | Schedule, hidden_states: Any, top_k_index: Any,
+    top_k_weights: Any,
+) -> Tensor:  # fmt: skip
+    """Run the experts; an error names their module."""
+    refuse_transforms()
+    return naming(  # type: ignore[no-any-return]
+        experts.name, _run, experts, schedule, hidden_states, top_k_index, top_k_weights
+    )
 
 
 def look(name: str, module: Module) -> Experts | Left | None:
@@ -94,7 +102,10 @@ def look(name: str, module: Module) -> Experts | Left | None:
 
 def overlapped(module: Module) -> tuple[Experts, str | Schedule] | None:
     """Return the experts and the schedule of a forward that was made here."""
-    return getattr(module.__dict__.get("forward"), _MARK, None)
+    forward = module.__dict__.get("forward")
+    if isinstance(forward, partial) and forward.func is _named_run:
+        return forward.args
+    return None
 
 
 def is_overlapped(module: Module) -> bool:
@@ -135,8 +146,7 @@ def _act(module: Any) -> str | Callable[[Tensor], Tensor]:
     if not module.has_gate:
         return module.act_fn  # type: ignore[no-any-return]
     gate, usual = gate_of(module)
-    silu = isinstance(module.act_fn, torch.nn.SiLU) or "SiLU" in type(module.act_fn).__name__
-    return "swiglu" if silu and usual else gate
+    return "swiglu" if type(module.act_fn).__name__ in _SILU and usual else gate
 
 
 def _run(
@@ -182,11 +192,15 @@ def weights_of(module: Any) -> tuple[Tensor, Tensor]:
 
 
 def _rows(experts: Experts, x: Tensor, count: int) -> list[int] | None:
-    """Return the tokens of all ranks; the host waits for them if they hold different tokens."""
+    """Return the tokens of all ranks; the host waits for them if they hold different tokens.
+
+    Where it cannot wait, in a capture or for a compiler, ranks must hold equally many (None).
+    """
     world = experts.mesh.size()
     if experts.shared:
         return list(chunk_sizes(count, world))
-    if torch.compiler.is_compiling():
+    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    if captured or torch.compiler.is_compiling():
         return None
     counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world)]
     own = torch.full_like(counts[0], x.shape[0])

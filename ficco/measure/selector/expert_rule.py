@@ -33,7 +33,7 @@ def expert_times_us(
         whole = product_us(facts, machine, facts.m) + _sums_us(facts, machine)
         return whole, machine.costs.host_launch_us
     if schedule.transport == "collective":
-        calls = 0 if dispatches else calls_of_sums(facts.m // max(facts.tokens, 1))
+        calls = 0 if dispatches else calls_of_sums(facts.topk)
         host = machine.costs.host_serial_us + calls * machine.costs.host_launch_us
         return _serial_us(facts, machine) + calls * machine.costs.launch_us, host
     costs, peers = machine.costs, facts.world - 1

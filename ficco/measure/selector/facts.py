@@ -40,6 +40,7 @@ class Facts(NamedTuple):
         sending: whether one launch that sends rows, or products by rows, can run it.
         tokens: with experts, the tokens of a rank; then m is the average number of its rows.
         weight_bytes: with experts, the bytes of their weights on a rank.
+        topk: with experts, the slots of a token.
     """
 
     op: str
@@ -60,6 +61,7 @@ class Facts(NamedTuple):
     sending: bool = False
     tokens: int = 0
     weight_bytes: int = 0
+    topk: int = 0
 
     @property
     def flow(self) -> registry.Flow:
@@ -106,7 +108,7 @@ def facts_of(problem: Problem) -> Facts:
         p.op, world, p.dtype, gathers, m, n, k, piece, flow.passes * sent, flops, item,
         axes == {"contraction"}, axes == {"rows"}, _storing(p),
         any(output.bias for output in p.outputs), not (flow.pools or flow.routes) and sends_all(p),
-        max(p.rows) if flow.routes else 0, p.experts * k * n * item,
+        max(p.rows) if flow.routes else 0, p.experts * k * n * item, p.topk,
     )  # fmt: skip
 
 
