@@ -12,8 +12,8 @@ FIRST = (
     "This page shows how long a mixture of experts takes with `ficco.moe` and with PyTorch's "
     "collectives, with experts on all ranks. It is for readers who train or serve such models. The "
     "layers have the sizes of released models, in bfloat16. A figure is the median of interleaved "
-    "rounds, in microseconds per call of the slowest rank. Each call has a new routing; the "
-    "weights of several layers are used in turn."
+    "rounds, in microseconds per call of the slowest rank. Eight routings, and the weights "
+    "of several layers, are used in turn."
 )
 WAYS = (
     "- *`ficco.moe`* reads the number of rows on the host where it needs it. *With a capacity* the "
