@@ -3,8 +3,8 @@
 One process runs per GPU, or two on one GPU. All ways of a point run in turn, with eight
 routings and the weights of several layers in turn; each figure is that of the slowest rank. Results
 are compared with float64 before and after they are timed. Points run in the order of their
-importance until the time is over. The result is rewritten after every point; it has the predictions of ficco's
-calls, which are made before the first measurement.
+importance until the time is over. The result is rewritten after every point; it has
+the predictions of ficco's calls, which are made before the first measurement.
 
     python bench/moe.py --gpus 2 --budget 300 --out bench/results
     python bench/moe.py --gpus 2 --check          # on a CPU, tiny: the ways' results, no times
