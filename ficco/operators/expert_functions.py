@@ -100,7 +100,7 @@ def _dispatch_flops(x: Any, routing: Any, w: Any, *rest: Any, out_shape: Any, **
 def _keep_dispatched(tensors: Any, rest: Any, needs: Sequence[bool], ys: Any) -> list[Any]:
     x, routing, w = tensors
     gathered = ys[1] if len(ys) > 1 else x
-    return [gathered if needs[2] else None, routing, w if needs[0] else None]
+    return [gathered if needs[2] else None, routing, w]
 
 
 def _dispatch_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
@@ -113,9 +113,19 @@ def _dispatch_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
     if kept.needs[0]:
         dx = call.mirror("matmul_combine", (dy, routing, w.transpose(1, 2), topk, rows, *rest))
     if kept.needs[2]:
-        facts = rest[0], kept.shapes[2], True, gathered
-        dw = call.expert_gradient(x, dy, routing, topk, rows, *facts)
+        dw = _weight_gradient(call, w, (x, dy, routing, topk, rows, rest[0]), True, gathered)
     return [dx, None, dw]
+
+
+def _weight_gradient(
+    call: Any, w: Array, facts: tuple[Any, ...], by_tokens: bool, gathered: bool
+) -> Array:
+    """Return the gradient of w, stored as w is, so that autograd need not copy it."""
+    e, k, n = w.shape
+    if is_turned(w):
+        dw = call.expert_gradient(*facts, (e, n, k), not by_tokens, gathered)
+        return dw.transpose(1, 2)
+    return call.expert_gradient(*facts, (e, k, n), by_tokens, gathered)
 
 
 def _combine_shapes(ranks: Ranks, *arguments: Any) -> Array:
@@ -141,7 +151,7 @@ def _combine_flops(x: Any, routing: Any, w: Any, *rest: Any, **more: Any) -> int
 
 def _keep_combined(tensors: Any, rest: Any, needs: Sequence[bool], ys: Any) -> list[Any]:
     x, routing, w = tensors
-    return [x if needs[2] else None, routing, w if needs[0] or needs[2] else None]
+    return [x if needs[2] else None, routing, w]
 
 
 def _combine_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
@@ -153,16 +163,15 @@ def _combine_gradient(call: Any, kept: Kept, dys: Sequence[Any]) -> list[Any]:
         return [None, None, None]
     capacity = kept.shapes[0][0]
     if not kept.needs[0]:  # only dw: nothing is multiplied with w
-        facts = rest[0], kept.shapes[2], False, False
-        return [None, None, call.expert_gradient(dy, x, routing, topk, rows, *facts)]
+        facts = dy, x, routing, topk, rows, rest[0]
+        return [None, None, _weight_gradient(call, w, facts, False, False)]
     gathered = bool(kept.needs[2])
     dx, *arrived = call.mirror(
         "dispatch_matmul",
         (dy, routing, w.transpose(1, 2), topk, rows, capacity, gathered, *rest),
     )
     if gathered:
-        facts = rest[0], kept.shapes[2], False, True
-        dw = call.expert_gradient(arrived[0], x, routing, topk, rows, *facts)
+        dw = _weight_gradient(call, w, (arrived[0], x, routing, topk, rows, rest[0]), False, True)
     return [dx, None, dw]
 
 
