@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,9 @@ import torch.distributed as dist
 import torch_on_double as on_double
 
 from ficco.cli.main import main
+from ficco.engine.compute import experts, torch_experts
 from ficco.measure import executors, launching
+from ficco.plan import Experts
 
 
 def _start(
@@ -59,6 +62,14 @@ class _Event(on_double._Event):
         return end.time_ms - self.time_ms
 
 
+def _experts(
+    work: Experts, rank: int, routing: torch.Tensor, weight: torch.Tensor | None,
+    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor],
+) -> None:  # fmt: skip
+    """Do what `serial` does by ficco's kernels between collectives, which no double runs."""
+    experts.perform(work, rank, routing.numpy(), weight, sources, targets)
+
+
 def be_rank(
     rank: int, world: int, folder: Path, ranks: type[on_double.Rank] = on_double.Rank
 ) -> on_double.Rank:
@@ -72,6 +83,7 @@ def be_rank(
     dist.init_process_group = joined
     torch.Generator = lambda device=None: generator()  # type: ignore[assignment, misc]
     torch.randint = on_double._on_the_cpu(torch.randint)  # type: ignore[assignment]
+    torch_experts.perform = _experts  # type: ignore[assignment]
     gpus: Any = torch.cuda
     gpus.set_device = lambda device: None
     gpus.Event = lambda enable_timing=False: _Event(here, enable_timing)

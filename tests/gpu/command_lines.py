@@ -203,7 +203,8 @@ def check_document(line: Line, done: Done, ranks: int) -> dict[str, Any]:
     for row in document["results"]:
         assert row["ok"], row
         assert row["overlap_ms"] > 0 and row["ideal_ms"] > 0 and row["serial_ms"] > 0, row
-        if ranks > 1 and "--splits" not in line.words:
+        # Kernels return rows of experts without copies.
+        if ranks > 1 and "--splits" not in line.words and "matmul_combine" not in line.words:
             assert (row["copies"] > 0) == (row["bytes"] > 0) == (row["schedule"] != "serial"), row
     assert "EMULATED" not in done.err
     return document
