@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from double_control import environment
 from forking import run_forked
-
-from ficco.operators import OPERATORS
+from vendor_bits_worker import DTYPES, SHARED, chosen
 
 WORKER = Path(__file__).with_name("vendor_bits_worker.py")
 
@@ -24,7 +23,7 @@ def lines_of(double: Path, folder: Path, vendor: str, world: int, how: str) -> l
     given = environment(double, devices=8) | {"FICCO_PROBES": "0", "OPENBLAS_NUM_THREADS": "1"}
     code, said = run_forked(WORKER, vendor, world, how, folder=mine, environment=given, timeout=200)
     assert code == 0, said
-    return [line for line in said.splitlines() if line.partition(" ")[0] in OPERATORS]
+    return [line for line in said.splitlines() if line.partition(" ")[0] in SHARED]
 
 
 @pytest.mark.parametrize("world", range(1, 9))
@@ -35,19 +34,17 @@ def test_both_vendors_make_the_same_bits(
     how = "complete" if request.config.getoption("--complete") else "pairwise"
     cuda = lines_of(double_folder, tmp_path, "cuda", world, how)
     hip = lines_of(hip_folder / "hip_double", tmp_path, "hip", world, how)
-    assert len(cuda) > 2 * len(OPERATORS), cuda
-    assert {line.split()[0] for line in cuda} == set(OPERATORS)
+    assert len(cuda) > 2 * len(SHARED), cuda
+    assert {line.split()[0] for line in cuda} == set(SHARED)
     assert cuda == hip
 
 
 def test_ci_has_every_pair() -> None:
     """Of operator and dtype, operator and number of ranks, dtype and number of ranks."""
-    from vendor_bits_worker import DTYPES, chosen
-
     every = [
         (op, dtype, world)
-        for op in OPERATORS for dtype in DTYPES for world in range(1, 9) if chosen(op, dtype, world)
+        for op in SHARED for dtype in DTYPES for world in range(1, 9) if chosen(op, dtype, world)
     ]  # fmt: skip
-    assert len({(op, dtype) for op, dtype, _ in every}) == len(OPERATORS) * len(DTYPES)
-    assert len({(op, world) for op, _, world in every}) == len(OPERATORS) * 8
+    assert len({(op, dtype) for op, dtype, _ in every}) == len(SHARED) * len(DTYPES)
+    assert len({(op, world) for op, _, world in every}) == len(SHARED) * 8
     assert len({(dtype, world) for _, dtype, world in every}) == len(DTYPES) * 8

@@ -19,12 +19,13 @@ from engine_node import Arrays, Node, named, problems
 
 from ficco.core.dtypes import DTYPES as ALL_DTYPES
 from ficco.core.errors import ScheduleError
-from ficco.operators import OPERATORS
+from ficco.operators import OPERATORS, registry
 from ficco.operators.problem import Problem
 from ficco.plan.schedule import Schedule
 from ficco.program.passes.served import check_amd_kernels
 
 DTYPES = tuple(ALL_DTYPES)
+SHARED = [op for op in OPERATORS if not registry.get(op).flow.routes]  # AMD GPUs refuse experts
 
 
 def shared_names(problem: Problem) -> list[str]:
@@ -47,8 +48,10 @@ def shared_names(problem: Problem) -> list[str]:
 
 def chosen(op: str, dtype: str, world: int) -> bool:
     """Return whether `pairwise` has an operator in a dtype: over all worlds it has each pair."""
-    turn = (OPERATORS.index(op) + 2 * DTYPES.index(dtype) + world) % len(OPERATORS)
-    return turn < len(OPERATORS) // len(DTYPES)
+    if op not in SHARED:
+        return False
+    turn = (SHARED.index(op) + 2 * DTYPES.index(dtype) + world) % len(SHARED)
+    return turn < len(SHARED) // len(DTYPES)
 
 
 def digest_of(arrays: Arrays) -> str:
