@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import DTYPES, bits
+from cases import DENSE
 
 import ficco
 from ficco.core.errors import EngineError, ScheduleError
@@ -51,7 +52,7 @@ def schedules_for(problem: Problem) -> list[Schedule]:
             )
         else:
             found.append(schedule)
-    assert len(found) >= 6
+    assert len(found) >= (2 if problem.flow.routes else 6)
     return found
 
 
@@ -77,7 +78,7 @@ def test_every_schedule_is_right_and_gives_the_same_bits_again(op: str, world: i
         for dtype in DTYPES:
             large = (515, 257, 129) if world < 8 else (131, 67, 45)  # 8 ranks share few cores
             for m, n, k in (large, (3, 2, 2)):
-                bias = op not in ("matmul_all_to_all", "embedding_all_to_all")
+                bias = op in DENSE and op not in ("matmul_all_to_all", "embedding_all_to_all")
                 problem = Problem.chunked(op, world, m, n, k, dtype, bias=bias)
                 given = oracle.inputs(problem, seed=m)
                 wanted = oracle.results(problem, given)
@@ -196,7 +197,7 @@ def test_operators_schedules_and_grains_in_any_sequence_on_one_window() -> None:
             problem = random_problem(rng, op, 3)
             choices = schedules_for(problem)
             schedule = choices[int(rng.integers(len(choices)))]
-            grain = int(rng.integers(1, 7))
+            grain = 1 if op == "matmul_combine" else int(rng.integers(1, 7))
             given = oracle.inputs(problem, turn)
             wanted = oracle.results(problem, given)
             found = node.run(problem, given, schedule=schedule, grain=grain)

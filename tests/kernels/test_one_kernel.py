@@ -11,7 +11,11 @@ from forking import run_forked
 from ficco.operators import registry
 
 SUBJECTS = ("products", "giving_up")
-SENDING = [name for name in registry.names() if "push_sm" in registry.get(name).schedules]
+SENDING = [
+    name
+    for name in registry.names()
+    if "push_sm" in registry.get(name).schedules and not registry.get(name).flow.routes
+]
 MOVING = [name for name in registry.names() if "whole_sm" in registry.get(name).schedules]
 
 

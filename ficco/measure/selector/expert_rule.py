@@ -12,8 +12,8 @@ have few rows. `simulator.calls` charges the same.
 from __future__ import annotations
 
 from ficco.core.machine import Machine
+from ficco.measure.library_sums import bytes_of_sums, calls_of_sums
 from ficco.measure.selector.facts import Facts
-from ficco.measure.simulator.calls import bytes_of_sums, calls_of_sums
 from ficco.plan.schedule import Schedule
 
 

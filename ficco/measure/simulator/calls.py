@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ficco.core.dtypes import ELEMENT_BYTES
 from ficco.core.machine import Machine
 from ficco.lowering.scattering import RECV
+from ficco.measure.library_sums import bytes_of_sums
 from ficco.measure.tile_rounds import with_rounds
 from ficco.plan import Buffer, Region, Step, bags_of
 from ficco.plan.tables import GatherTable, OneKernelTable, PullTable, SendTable
@@ -18,16 +19,6 @@ from ficco.program.passes.copies import joined_copies
 # 2026-11-21). A term that is not a bias is copied into c before; with a bias it is added to a
 # float32 product.
 _Shape = tuple[int, int, int, int]
-
-
-def calls_of_sums(topk: int) -> int:
-    """Return the calls of PyTorch that store rows at slots, and add up those of each token."""
-    return 12 + 2 * topk
-
-
-def bytes_of_sums(slots: int, n: int, item: int) -> int:
-    """Return the bytes that these calls move: each slot once in its dtype, and sums in float32."""
-    return slots * n * (3 * item + 8)
 
 
 class Calls:

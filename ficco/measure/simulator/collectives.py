@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from ficco.core.dtypes import DTYPES
 from ficco.core.machine import Machine
-from ficco.measure.simulator.calls import Calls, calls_of_sums
+from ficco.measure.library_sums import calls_of_sums
+from ficco.measure.simulator.calls import Calls
 from ficco.measure.simulator.encoding import start_ns
 from ficco.operators.problem import Problem
 from ficco.plan import Plan, Region
