@@ -68,10 +68,7 @@ class Status:
         if kind == OVERFLOW:
             return words
         sizes = next(sizes for sizes, tag in self._tags.items() if tag == third)
-        token, rank = first // sizes.topk, 0
-        while token >= sizes.rows[rank]:
-            token, rank = token - sizes.rows[rank], rank + 1
-        return [kind, rank, token, second]
+        return [kind, *sizes.token_of(first), second]
 
 
 def status_of(group: Any, device: torch.device) -> Status:
@@ -114,7 +111,9 @@ def forget(group: Any) -> None:
             torch.cuda.synchronize(key[1])
         words = _statuses.pop(key).take()
         if words:
-            log.warning("the group is closed before it raised this: %s", in_words(words))
+            log.warning(
+                "the group was closed or reset before a call raised this: %s", in_words(words)
+            )
 
 
 def in_words(words: list[int]) -> str:

@@ -55,7 +55,8 @@ def route_experts(
     if not ids.is_cuda:
         expert_status.check(pg, ids.device)
     given = 0 if gates is None else 1 + gates.requires_grad
-    _meet(pg, ids, (sizes.topk, experts, given, *sizes.rows))
+    if world > 1:
+        _meet(pg, ids, (sizes.topk, experts, given, *sizes.rows))
     limit = _UNLIMITED if capacity is None else capacity
     whole = _exchanged(ids, gates, limit, sizes, pg)
     if ids.is_cuda:  # behind the collective, in which peers that have seen no fault would wait
@@ -96,7 +97,7 @@ def _meet(pg: Any, ids: Tensor, numbers: tuple[int, ...]) -> None:
     Raises:
         InputError: numbers differ. EngineError: a peer has failed or does not call.
     """
-    if len(numbers) == 4 or groups.disabled():  # one rank
+    if groups.disabled():
         return
     runtime = groups.gpu_runtime(pg, ids.device) if ids.is_cuda else groups.runtime(pg)
     if runtime is None:

@@ -367,8 +367,7 @@ def plain_reason(group: Any, on_gpu: bool) -> str | None:
 def opened(group: Any) -> list[ProcessRuntime]:
     """Return the open runtimes of a group, in the same order on all ranks."""
     pg = process_group(group)
-    found = _gpu_runtimes.get(pg), _runtimes.get(pg)
-    return [open_runtime for open_runtime in found if open_runtime is not None]
+    return list(filter(None, (_gpu_runtimes.get(pg), _runtimes.get(pg))))
 
 
 def device_of(group: Any) -> str | None:
@@ -381,8 +380,9 @@ def device_of(group: Any) -> str | None:
 
 def _note_devices() -> None:
     """Update the record of open groups, after a change. Other threads may read it meanwhile."""
-    pairs = [*list(_runtimes.items()), *list(_gpu_runtimes.items())]
-    _devices.update(now := {pg.group_name: str(each.device) for pg, each in pairs})
+    runtimes = [*_runtimes.items(), *_gpu_runtimes.items()]
+    now = {pg.group_name: str(open_runtime.device) for pg, open_runtime in runtimes}
+    _devices.update(now)
     for name in set(_devices) - set(now):
         _devices.pop(name, None)
 

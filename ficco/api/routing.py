@@ -142,9 +142,7 @@ class Routing:
         """
         needed, status, *_ = self.table[:3].tolist()
         if status:
-            token, rank = (status - 1) // self.topk, 0
-            while token >= self.rows[rank]:
-                token, rank = token - self.rows[rank], rank + 1
+            rank, token = self.sizes.token_of(status - 1)
             where = "" if rank == self.rank else f" (rank {self.rank} has no wrong id itself)"
             found = f"{self.experts * len(self.rows)} or more"
             if rank == self.rank:
@@ -177,7 +175,7 @@ def route(
         rows: tokens by rank, the same list on all ranks; needed if they differ. None: all equal
             this rank's.
         capacity: rows for which this rank makes room, 1 or more. If a rank gets more rows, or if an
-            id is not below `experts`, the next call on every rank raises an error. Without a
+            id is not below `experts`, a later call raises an error on every rank. Without a
             capacity the rank makes room for all rows, and `Routing.count` raises the error.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
 

@@ -54,6 +54,13 @@ class Routed(NamedTuple):
         """Return the number of the first slot of a rank; of `world`: the number of slots."""
         return sum(self.rows[:rank]) * self.topk
 
+    def token_of(self, slot: int) -> tuple[int, int]:
+        """Return the rank and the token, of those of the rank, that a slot belongs to."""
+        token, rank = slot // self.topk, 0
+        while token >= self.rows[rank]:
+            token, rank = token - self.rows[rank], rank + 1
+        return rank, token
+
     @property
     def own_at(self) -> int:
         """The place of a rank's own expert numbers in its table."""

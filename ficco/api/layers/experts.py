@@ -191,6 +191,11 @@ def weights_of(module: Any) -> tuple[Tensor, Tensor]:
     return first.transpose(1, 2), second.transpose(1, 2)
 
 
+def _host_can_wait(x: Tensor) -> bool:
+    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not (captured or torch.compiler.is_compiling())
+
+
 def _rows(experts: Experts, x: Tensor, count: int) -> list[int] | None:
     """Return the tokens of all ranks; the host waits for them if they hold different tokens.
 
@@ -199,8 +204,7 @@ def _rows(experts: Experts, x: Tensor, count: int) -> list[int] | None:
     world = experts.mesh.size()
     if experts.shared:
         return list(chunk_sizes(count, world))
-    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    if captured or torch.compiler.is_compiling():
+    if not _host_can_wait(x):
         return None
     counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world)]
     own = torch.full_like(counts[0], x.shape[0])
@@ -211,8 +215,7 @@ def _rows(experts: Experts, x: Tensor, count: int) -> list[int] | None:
 
 def _capacity(experts: Experts, whole: Tensor, ids: Tensor) -> int | None:
     """Return room for all rows where the host cannot wait for their number, else None."""
-    captured = whole.is_cuda and torch.cuda.is_current_stream_capturing()
-    if not captured and not torch.compiler.is_compiling():
+    if _host_can_wait(whole):
         return None
     tokens = whole.shape[0] * (1 if experts.shared else experts.mesh.size())
     return max(tokens * ids.shape[1], 1)
