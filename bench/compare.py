@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -22,10 +21,9 @@ from comparing.cases import BY_COPY_ENGINES, read
 from comparing.summary import table
 from naming import machine_name
 from record import gpus, surroundings
+from supervised import STARTS, exit_in_order
 
 from ficco.measure.launching import NO_MULTICAST, run_ranks
-
-STARTS = 4  # most starts of the processes if they fail
 
 
 def arguments() -> argparse.Namespace:
@@ -177,8 +175,7 @@ def main() -> int:
     if args.list:
         print("\n".join(case.id for case in read(args.gpus) if re.search(args.only, case.id)))
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP):  # exit in order, so that no rank keeps running
-        signal.signal(number, lambda *_: sys.exit(1))
+    exit_in_order()
     Path(args.out).mkdir(parents=True, exist_ok=True)
     run = Run(args)
     run.write()

@@ -11,11 +11,8 @@ slowest rank. The result lists failures with their reasons. It is rewritten afte
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,11 +21,9 @@ from modelling.cells import PARTS, VARIANTS, cells
 from modelling.tables import model_table
 from naming import machine_name
 from record import gpus, surroundings
+from supervised import START_S, STARTS, Supervised, exit_in_order
 
-from ficco.measure.launching import NO_MULTICAST, run_ranks
-
-STARTS = 4  # most starts of a part's processes if they fail
-START_S = 25.0  # approximate time to start them; with less time left, nothing starts
+from ficco.measure.launching import NO_MULTICAST
 
 
 def arguments() -> argparse.Namespace:
@@ -56,7 +51,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Run:
+class Run(Supervised):
     """The result so far, and the processes that measure it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -65,7 +60,7 @@ class Run:
         self.begin = time.time()
         found, about = surroundings(), {"gpus": []} if args.tiny else gpus()
         found["versions"] |= about.pop("more", {})
-        self.document: dict[str, Any] = {
+        document: dict[str, Any] = {
             "bench": "model", **found, **about, "world": args.gpus, "tiny": args.tiny,
             "seconds": args.seconds, "rounds": args.rounds, "environment": NO_MULTICAST,
             "variants": VARIANTS,
@@ -89,50 +84,18 @@ class Run:
             },
             "group": {}, "cells": [], "failed": [], "left_out": [],
         }  # fmt: skip
-        self.path = Path(args.out, f"model_{machine_name(self.document)}{label}.json")
-        self._read = 0
-        self._begun: tuple[str, str] | None = None
-        self._skipped: dict[str, dict[str, str]] = {}
-
-    def write(self) -> None:
-        """Rewrite the result."""
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.document, indent=1) + "\n")
-        part.replace(self.path)
-
-    def _watch(self, folder: Path) -> None:
-        """Process rank 0's new reports."""
-        path = folder / "said.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        for line in lines[self._read :]:
-            for kind, value in json.loads(line).items():
-                if kind == "begin":
-                    self._begun = (value[0], value[1])
-                elif kind == "group":
-                    self._begun, self.document["group"] = None, value
-                elif kind == "cell":
-                    self._begun = None
-                    self.document["cells"].append(value)
-                    said = f"{value['cell']}: {value['lasted_s']} s; refused: {value['refused']}"
-                    print(said, file=sys.stderr, flush=True)
-                    self.write()
-        self._read = len(lines)
+        path = Path(args.out, f"model_{machine_name(document)}{label}.json")
+        end = self.begin + args.seconds
+        super().__init__(path, document, "cell", "variant", _told, end)
 
     def _start(self, part: str, todo: list[str], deadline: float) -> str:
         """Run some cells in new processes; return the error, or an empty string."""
-        self._read, self._begun = 0, None
-        with tempfile.TemporaryDirectory(prefix="model") as name:
-            folder = Path(name)
-            asked = {
-                "part": part, "cells": todo, "deadline": deadline,
-                "end": self.begin + self.args.seconds, "tiny": self.args.tiny,
-                "rounds": self.args.rounds, "limit_s": self.args.cell_seconds,
-                "skipped": self._skipped,
-            }  # fmt: skip
-            (folder / "todo.json").write_text(json.dumps(asked))
-            command = [__file__, "--gpus", str(self.args.gpus), "--rank-of", name]
-            left = max(self.begin + self.args.seconds - time.time(), 1.0)
-            return run_ranks(command, self.args.gpus, folder, left, lambda: self._watch(folder))
+        args = self.args
+        asked = {
+            "part": part, "cells": todo, "deadline": deadline, "end": self.end, "tiny": args.tiny,
+            "rounds": args.rounds, "limit_s": args.cell_seconds,
+        }  # fmt: skip
+        return self.start(__file__, args.gpus, ["--gpus", str(args.gpus)], asked)
 
     def run(self) -> None:
         """Measure all parts; skip a variant that ends the processes in cells of the same mode."""
@@ -140,26 +103,24 @@ class Run:
             deadline = self.begin + PARTS[part] * self.args.seconds
             names = [c.id for c in cells(part, self.args.tiny) if re.search(self.args.only, c.id)]
             for _ in range(STARTS):
-                done = {entry["cell"] for entry in self.document["cells"]}
-                todo = [name for name in names if name not in done]
+                todo = [name for name in names if name not in self.done]
                 if not todo or time.time() > deadline - START_S:
                     break
                 reason = self._start(part, todo, deadline)
                 if not reason:
                     break
-                print(reason, file=sys.stderr, flush=True)
-                cell, variant = self._begun or ("start", part)
-                self.document["failed"].append({"cell": cell, "variant": variant, "reason": reason})
-                self.write()
-                if self._begun is None:
+                cell, variant, why = self.failed(reason, "start", part)
+                if self.begun is None:
                     break
-                why = f"ended its process in {cell}: {reason}"[:1500]
                 for other in (c for each in PARTS for c in cells(each, self.args.tiny)):
                     if other.mode == cell.split()[0]:  # it would fail again
-                        self._skipped.setdefault(other.id, {})[variant] = why
-            done = {entry["cell"] for entry in self.document["cells"]}
-            self.document["left_out"] += [name for name in names if name not in done]
+                        self.skipped.setdefault(other.id, {})[variant] = why
+            self.document["left_out"] += [name for name in names if name not in self.done]
         self.write()
+
+
+def _told(found: dict[str, Any]) -> str:
+    return f"{found['cell']}: {found['lasted_s']} s; refused: {found['refused']}"
 
 
 def main() -> int:
@@ -171,8 +132,7 @@ def main() -> int:
     if args.list:
         print("\n".join(cell.id for part in PARTS for cell in cells(part, args.tiny)))
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP):  # exit in order, so that no rank keeps running
-        signal.signal(number, lambda *_: sys.exit(1))
+    exit_in_order()
     Path(args.out).mkdir(parents=True, exist_ok=True)
     run = Run(args)
     run.write()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -25,12 +24,11 @@ from typing import Any
 from experts_compared import foresight, points
 from naming import machine_name
 from record import gpus, surroundings
+from supervised import START_S, STARTS, Supervised, exit_in_order
 from tables.experts import experts_table
 
 from ficco.measure.launching import NO_MULTICAST, run_ranks
 
-STARTS = 4  # most starts of the processes, if they fail
-START_S = 25.0  # approximate time to start them; with less time left, nothing starts
 PROBE_S = 45.0  # most time of the probe
 END_S = 8.0  # time that is left for their end
 REGIMES = ("captured", "eager", "synchronized")
@@ -82,88 +80,41 @@ def asked_points(args: argparse.Namespace) -> list[points.Point]:
     return points.points(shapes, args.tokens, args.routings, args.passes)
 
 
-class Run:
+class Run(Supervised):
     """The result so far, and the processes that measure it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.begin, self.asked = args, time.time(), asked_points(args)
         found, about = surroundings(), {"gpus": []} if args.check else gpus()
         found["versions"] |= about.pop("more", {})
-        self.document: dict[str, Any] = {
+        document: dict[str, Any] = {
             "bench": "moe", **found, **about, "world": args.gpus, "budget_s": args.budget,
             "rounds": args.rounds, "environment": NO_MULTICAST, "ways": points.WAYS, "how": HOW,
             "group": {}, "points": [], "failed": [], "left_out": [],
             "predicted": [] if args.check else foresight.predictions(self.asked, args.gpus),
         }  # fmt: skip
-        self._note_sharing()
-        self.path = self._path()
-        self._read = 0
-        self._begun: tuple[str, str] | None = None
-        self._skipped: dict[str, dict[str, str]] = {}
-        self._given_up: set[str] = set()  # points whose operands ended the processes
-
-    def _note_sharing(self) -> None:
-        there = len(self.document["gpus"])
-        if 0 < there < self.args.gpus:
-            self.document["shared_gpus"] = there
-            self.document["sharing"] = (
-                "ranks share GPUs, so NCCL cannot run, and the GPU time-slices kernels that wait: "
-                "results are right, times are not those of as many GPUs"
-            )
-        elif there:  # those that take part
-            self.document["gpus"] = self.document["gpus"][: self.args.gpus]
-
-    def _path(self) -> Path:
-        label = self.args.label or ("probe" if self.args.probe else "")
+        _note_sharing(document, args.gpus)
+        label = args.label or ("probe" if args.probe else "")
         label = f"_{label}" if label else ""
-        return Path(self.args.out, f"moe_{machine_name(self.document)}{label}.json")
-
-    def write(self) -> None:
-        """Rewrite the result."""
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.document, indent=1) + "\n")
-        part.replace(self.path)
+        path = Path(args.out, f"moe_{machine_name(document)}{label}.json")
+        self._given_up: set[str] = set()  # points whose operands ended the processes
+        super().__init__(path, document, "point", "way", _told, self.begin + args.budget)
 
     def _left(self) -> float:
-        return float(self.begin + self.args.budget - time.time())
-
-    def _watch(self, folder: Path) -> None:
-        """Process rank 0's new reports."""
-        path = folder / "said.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        for line in lines[self._read :]:
-            for kind, value in json.loads(line).items():
-                if kind == "begin":
-                    self._begun = (value[0], value[1])
-                elif kind == "group":
-                    self._begun, self.document["group"] = None, value
-                elif kind == "point":
-                    self._begun = None
-                    self.document["points"].append(value)
-                    print(_told(value), file=sys.stderr, flush=True)
-                    self.write()
-        self._read = len(lines)
+        return float(self.end - time.time())
 
     def _todo(self) -> list[points.Point]:
-        done = {entry["point"] for entry in self.document["points"]}
-        return [point for point in self.asked if point.id not in done | self._given_up]
+        return [point for point in self.asked if point.id not in self.done | self._given_up]
 
     def _start(self) -> str:
         """Measure what is left in new processes; return the error, or an empty string."""
-        self._read, self._begun = 0, None
         args = self.args
-        with tempfile.TemporaryDirectory(prefix="moe") as name:
-            folder = Path(name)
-            todo = {
-                "points": [(p.shape.name, p.tokens, p.routing, p.kind) for p in self._todo()],
-                "deadline": self.begin + args.budget - END_S, "ways": args.ways,
-                "regimes": args.regimes, "rounds": args.rounds, "point_s": args.point_seconds,
-                "check": args.check, "skipped": self._skipped,
-            }  # fmt: skip
-            (folder / "todo.json").write_text(json.dumps(todo))
-            command = [__file__, "--rank-of", name]
-            left = max(self._left(), 1.0)
-            return run_ranks(command, args.gpus, folder, left, lambda: self._watch(folder))
+        todo = {
+            "points": [(p.shape.name, p.tokens, p.routing, p.kind) for p in self._todo()],
+            "deadline": self.end - END_S, "ways": args.ways, "regimes": args.regimes,
+            "rounds": args.rounds, "point_s": args.point_seconds, "check": args.check,
+        }  # fmt: skip
+        return self.start(__file__, args.gpus, [], todo)
 
     def probe(self) -> None:
         """Try PyTorch's all-to-all over NVSHMEM in processes of their own, as it may end them."""
@@ -183,22 +134,31 @@ class Run:
             reason = self._start()
             if not reason:
                 break
-            point, way = self._begun or ("start", "")
-            self.document["failed"].append({"point": point, "way": way, "reason": reason})
-            print(reason, file=sys.stderr, flush=True)
-            self.write()
-            if self._begun is None:
+            point, way, why = self.failed(reason, "start", "")
+            if self.begun is None:
                 break
             if way not in points.WAYS:
                 self._given_up.add(point)
-            why = f"ended its process in {point}: {reason}"[:1500]
             for other in self.asked:  # it would fail again
                 if other.kind == point.split()[0]:
-                    self._skipped.setdefault(other.id, {})[way] = why
+                    self.skipped.setdefault(other.id, {})[way] = why
         if not self.args.check and "shared_gpus" not in self.document and self._left() > PROBE_S:
             self.probe()
         self.document["left_out"] = [*self._given_up, *(point.id for point in self._todo())]
         self.write()
+
+
+def _note_sharing(document: dict[str, Any], ranks: int) -> None:
+    """Note in a result whether ranks share GPUs, or which GPUs take part."""
+    there = len(document["gpus"])
+    if 0 < there < ranks:
+        document["shared_gpus"] = there
+        document["sharing"] = (
+            "ranks share GPUs, so NCCL cannot run, and the GPU time-slices kernels that wait: "
+            "results are right, times are not those of as many GPUs"
+        )
+    elif there:
+        document["gpus"] = document["gpus"][:ranks]
 
 
 def _told(found: dict[str, Any]) -> str:
@@ -220,8 +180,7 @@ def main() -> int:
     if args.list:
         print("\n".join(point.id for point in asked_points(args)))
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP):  # exit in order, so that no rank keeps running
-        signal.signal(number, lambda *_: sys.exit(1))
+    exit_in_order()
     Path(args.out).mkdir(parents=True, exist_ok=True)
     run = Run(args)
     run.write()
