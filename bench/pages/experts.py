@@ -10,10 +10,14 @@ from pages.words import NO_MULTICAST, REGIMES
 
 FIRST = (
     "This page shows how long a mixture of experts takes with `ficco.moe` and with PyTorch's "
-    "collectives, with experts on all ranks. It is for readers who train or serve such models. The "
-    "layers have the sizes of released models, in bfloat16. A figure is the median of interleaved "
+    "collectives, with experts on all ranks. It is for readers who train or serve such models. "
+    "Widths and the experts of a token are those of released models, in bfloat16. A GPU has 4 "
+    "experts of Mixtral, 64 of Qwen3-30B, 16 of Qwen3-235B and 16 of DeepSeek-V3; the last two "
+    "models have more experts than two such GPUs hold. A figure is the median of interleaved "
     "rounds, in microseconds per call of the slowest rank. Eight routings, and the weights "
-    "of several layers, are used in turn."
+    "of several layers, are used in turn. A routing that `ficco.moe` had not seen took the "
+    "host longer than these figures show. Since then capacities are rounded up to avoid this; "
+    "that is not measured."
 )
 WAYS = (
     "- *`ficco.moe`* reads the number of rows on the host where it needs it. *With a capacity* the "
@@ -23,16 +27,19 @@ WAYS = (
     "- *NCCL all-gather* sends all tokens to all ranks, and adds up results by a reduce-scatter.",
     "- *Symmetric memory* is PyTorch's: each rank stores rows at its peers. Forward only.",
     "- *GEMMs alone* are both `torch._grouped_mm`, on rows that are permuted already. The *floor* "
-    "adds the activation and the local sum. They are no competitors. They need no transfer.",
-    "- *Imbalance* is the largest over the mean number of rows, per rank, then per expert.",
+    "adds the activation and the local sum. Both make no transfer, and are no way to run a layer. "
+    "`ficco.moe` may be faster, because its GEMMs are its own.",
+    "- *Imbalance* is the rows of the busiest rank over the mean; then the same of experts.",
+    "- In *eager* calls the host also waits where a way reads a number of rows.",
 )
 GAINS = (
     "Speed-ups of `ficco.moe`, the faster of its two ways, over the fastest other way: geometric "
     "means, the least, and the number of points at which ficco is slower. Below 1 ficco is slower."
 )
 PREDICTED = (
-    "Microseconds of ficco's calls by the simulator, captured, for uniform routing. They were "
-    "written before the measurement, in the same run. For 4 and 8 ranks nothing was measured."
+    "Microseconds of ficco's calls by the simulator, captured, for uniform routing, without "
+    "`route` and the activation. They were written before the measurement, in the "
+    "same run. For 4 and 8 ranks nothing was measured."
 )
 
 
@@ -65,5 +72,6 @@ def _measured(document: Document) -> list[str]:
     if without := tables.reasons(document):
         body += ["Without figures:", "", *without, ""]
     if left := document["left_out"]:
-        body += [f"The time was over before these points: {', '.join(left)}.", ""]
+        body += ["The time was over before these points (pass, layer, tokens, routing):", ""]
+        body += [*(f"- {point}" for point in left), ""]
     return body

@@ -38,7 +38,7 @@ NOTES = (
     "in *best against best* with the fastest call by hand, in a CUDA graph. *Tuned*: a tuning "
     "table that ships with ficco was measured on shapes of these steps. Mixtures of experts are "
     "compared with the fastest of NCCL's all-to-all, its all-gather, and PyTorch's symmetric "
-    "memory (forward)."
+    "memory (forward); their figures have no ties."
 )
 
 
@@ -70,7 +70,8 @@ def first_table(page: Page) -> str:
             cells = [experts.range_of(document, kind, [each]) for each in REGIMES]
             best = "-" if "-" in cells else experts.range_of(document, kind, regimes)
             rows.append([
-                f"{words} mixtures of experts: {layers} layers, 1024 and 4096 tokens a GPU",
+                f"{words} mixtures of experts: {layers} layers, 1024 and 4096 tokens a GPU, uniform "
+                "routing",
                 *cells, best, "`ficco.moe`: [tutorial](docs/tutorials/mixture_of_experts.md)",
                 _place(document),
             ])  # fmt: skip

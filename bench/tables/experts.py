@@ -126,7 +126,7 @@ def predicted_table(document: Document) -> list[str]:
         [
             row["shape"], str(row["tokens"]), str(row["world"]),
             *(f"{1e3 * ms:.0f}" for ms in row["captured"].values()),
-            "simulated only" if row["only_simulated"] else "measured above",
+            "simulated only" if row["only_simulated"] else "whole layer measured above",
         ]
         for row in document["predicted"]
     ]  # fmt: skip

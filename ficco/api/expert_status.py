@@ -1,7 +1,7 @@
 """What the device found wrong with the routing of a group: rows above a capacity, or a wrong id.
 
 The host must not wait for the device in a call. So the device keeps the first fault in four words,
-and copies them to pinned memory behind each call. The next call of the group reads them there.
+and copies them to pinned memory behind each call. A later `route` or `synchronize` reads them.
 Ranks find the same faults, because each of them sees all ids and all capacities.
 """
 

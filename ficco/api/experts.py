@@ -39,7 +39,7 @@ def dispatch_matmul(
     grain: int | None = None,
     save_gathered: bool = True,
 ) -> Tensor:
-    """Send tokens to the ranks of their experts, and multiply them there.
+    """Send all tokens to all ranks, and multiply on each rank the rows of its experts.
 
     A collective call: all ranks make it. It is differentiable in x and w. Backward is one
     matmul_combine for x, and a product along rows for each expert's weight.
@@ -49,9 +49,12 @@ def dispatch_matmul(
         routing: what `ficco.route` returned for the same tokens.
         w: [e, d, n], the weights of this rank's experts; a transposed view of [e, n, d] is read
             without a copy.
-        capacity: rows of the result; None: as many as this rank needs, for which the host waits.
+        capacity: rows of the result. None: the capacity of the routing; if it has none, as many as
+            this rank needs, for which the host waits. A number is for a routing without a capacity,
+            and the host waits, too: it must be as many as are needed, or more.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
+            Backward uses "auto", too, unless this is "serial".
         grain: chunks per shard, instead of the schedule's.
         save_gathered: keep the tokens of all ranks until backward, as many times as large as x as
             there are ranks, if w records a gradient. False: gather them again in backward.
@@ -112,12 +115,13 @@ def matmul_combine(
             without a copy.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
         schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest.
-        grain: chunks per shard, instead of the schedule's.
+            Backward uses "auto", too, unless this is "serial".
+        grain: chunks per shard; 1 is the only number.
 
     Returns:
         [T, d]: for each token the sum of the rows of its slots, in order, in float32, then rounded;
-        `serial` rounds the sum of each rank's rows before.
-        0 if it has no expert; NaN if an expert does not exist, or a row was above the capacity.
+        `serial` also rounds the sums of each rank's rows before it adds them. 0 if a token has no
+        expert; NaN if an expert does not exist, or a row was above the capacity.
 
     Raises:
         InputError: arguments do not fit, or (ScheduleError) no plan implements the schedule.

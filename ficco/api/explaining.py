@@ -127,7 +127,9 @@ def _experts(experts: Experts, schedule: str | Schedule) -> str:
     """Return a line on a module of experts."""
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     shared = (
-        "each rank takes its part of the tokens" if experts.shared else "ranks hold other tokens"
+        "each rank takes its part of the tokens"
+        if experts.shared
+        else "ranks hold different tokens"
     )
     ranks = counted(experts.mesh.size(), "rank")
     return f"{experts.style} -> moe over {ranks}, where {shared}; schedule: {name}"

@@ -422,8 +422,8 @@ def synchronize(group: Any = None) -> None:
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
 
     Raises:
-        EngineError: an earlier call failed; `reset` makes the group usable again.
-        InputError: `group` is not a group, or torch.distributed is not initialized.
+        EngineError: an earlier call failed; `reset` makes the group usable again. InputError: an
+            earlier routing of experts had a fault; or `group` is not a group.
 
     Example:
         >>> y = ficco.matmul_all_reduce(torch.ones(4, 2), torch.ones(2, 3))

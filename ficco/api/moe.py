@@ -1,7 +1,7 @@
 """moe(): a mixture of experts whose experts are spread over the ranks of a group.
 
     z = dispatch_matmul(x, routing, w_in)          rows of this rank's experts
-    h = activation(z) * gate of the row            in float32, rounded once
+    h = activation(z) * gate of the row            the product in float32
     y = matmul_combine(h, routing, w_out)          sums of the rows of each token
 
 Gates multiply activations. So backward needs no results of experts: the gradient of a gate is the
@@ -70,8 +70,8 @@ def moe(  # noqa: PLR0913 - a call has this many options
     """Run a mixture of experts: each token's experts, and the sum of their results by its gates.
 
     A collective call: all ranks make it, after torch.distributed.init_process_group. Rank r owns
-    the experts from r e to r e + e - 1. Tokens travel to their experts during the first GEMM, and
-    results return during the second one. It is differentiable in x, gates, w_in and w_out; the
+    the experts from r e to r e + e - 1. All tokens travel to all ranks during the first GEMM, and
+    results return to their tokens during the second one. It is differentiable in x, gates, w_in and w_out; the
     backward pass is a collective call, too.
 
     Args:
@@ -90,19 +90,20 @@ def moe(  # noqa: PLR0913 - a call has this many options
             this rank's.
         capacity: rows of this rank's experts for which there is memory; see below.
         schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest. A
-            pair: that of `dispatch_matmul`, and that of `matmul_combine`.
+            pair: that of `dispatch_matmul`, and that of `matmul_combine`. Backward uses "auto", too,
+            unless it is "serial".
 
     The rows of a rank depend on the tokens' choices; T k on average. With capacity=None the host
     waits for their number in each call, and allocates as many, or up to 1/16 more. If no gradient
     is recorded and memory for the slots of all ranks has 256 MiB or less, the host does not wait.
     In a CUDA graph or in torch.compile, all other calls need a capacity. If a rank gets more rows,
-    tokens that lost a row are NaN, and a later call raises an error on every rank, as
-    `ficco.synchronize` does. A graph that is replayed raises none by itself.
+    tokens that lost a row are NaN, and a later `ficco.moe`, `ficco.route` or `ficco.synchronize`
+    raises an error on every rank. A graph that is replayed raises none by itself.
 
     Returns:
         [T, d]: for each token the sum over its experts, in the order of its ids, in float32, then
-        rounded to the dtype of x; `serial` rounds the sum of each rank's experts before. 0 if it
-        has no expert; NaN if it lost a row, or has an id that is not below the number of experts.
+        rounded to the dtype of x; `serial` also rounds the sums of each rank's experts before it
+        adds them. 0 if a token has no expert; NaN if it lost a row, or has an id that is not below the number of experts.
 
     Raises:
         InputError: arguments do not fit; or an earlier call had more rows than its capacity, or a

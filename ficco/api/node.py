@@ -49,7 +49,7 @@ class Node(NodeOperators):
             that the profile gives. "cuda" runs on GPUs 0 to world-1 of this machine.
         schedule: a schedule or its name, for calls without one; "auto": the one predicted to be
             fastest, from the machine's rates or a shipped profile of the devices. None:
-            "hetero_fused_1d", or for experts the first of their own schedules.
+            "hetero_fused_1d"; of experts "two_waves" and "push_sm".
         compute: the GEMM library: "numpy" or "torch", on GPUs "cupy"; None: the first available.
         timeout_s: longest time of any wait within a call, in seconds, before TimeoutExceeded.
 

@@ -206,7 +206,7 @@ class NodeOperators(ABC):
         schedule: str | Schedule | None = None,
         grain: int | None = None,
     ) -> list[Array]:
-        """Send tokens to the ranks of their experts, and multiply them there.
+        """Send all tokens to all ranks, and multiply on each rank the rows of its experts.
 
         Args:
             xs: per rank its tokens [T_r, k].

@@ -71,7 +71,7 @@ def add_command(
     return parser
 
 
-USUAL = "hetero_fused_1d, or for experts their first"  # the default of --schedule
+USUAL = "hetero_fused_1d; two_waves or push_sm for experts"  # the default of --schedule
 
 
 def add_problem(parser: argparse.ArgumentParser, schedule: str | None) -> None:

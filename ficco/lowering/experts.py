@@ -26,6 +26,7 @@ from ficco.lowering.cutting import check_implemented
 from ficco.lowering.gathering import KEEP, GatherCut, arrivals_kept, own_kept, pushes
 from ficco.lowering.handshake import closed, enter_all
 from ficco.lowering.multiplying import COMPUTE, WINDOW
+from ficco.lowering.producing import PARTIAL
 from ficco.operators.problem import Problem, offsets
 from ficco.plan import (
     Buffer,
@@ -40,7 +41,6 @@ from ficco.plan import (
 from ficco.plan.schedule import Schedule
 
 RETURNED = "returned"  # window: a row per slot of this rank's tokens
-PARTIAL = "partial"
 
 
 def lower_experts(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
@@ -53,7 +53,7 @@ def lower_experts(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
 
 def lower_alone(problem: Problem) -> RankPlan:
     """Return the plan of a world of one."""
-    buffers, peers = operand_buffers(problem, 0), [0]
+    buffers = operand_buffers(problem, 0)
     if problem.flow.gathers:
         kept = [i for i, output in enumerate(problem.outputs) if output.axis == "gathered"]
         x = Region(0, "x", 0, problem.m, 0, problem.k)
@@ -64,7 +64,7 @@ def lower_alone(problem: Problem) -> RankPlan:
         ]
         return RankPlan(0, tuple(buffers), tuple(steps))
     buffers.append(Buffer(RETURNED, "workspace", problem.routed.slots, problem.n, problem.dtype))
-    return RankPlan(0, tuple(buffers), (_return(problem, 0, peers), _sum(problem, 0)))
+    return RankPlan(0, tuple(buffers), (_return(problem, 0), _sum(problem, 0)))
 
 
 def _check(op: str, schedule: Schedule, **needed: object) -> None:
@@ -74,8 +74,8 @@ def _check(op: str, schedule: Schedule, **needed: object) -> None:
         found = ", ".join(f"{axis}={getattr(schedule, axis)!r}" for axis in wrong)
         nearest = ", ".join(f"{axis}={value!r}" for axis, value in wrong.items())
         raise ScheduleError(
-            f"{op} with {found} is not implemented: experts multiply all rows by few launches, "
-            f"since each reads all weights; the nearest that works is {nearest}"
+            f"{op} with {found} is not implemented: each launch reads the weights of all experts, "
+            f"so there are few; the nearest that works is {nearest}"
         )
 
 
@@ -151,7 +151,7 @@ def _combine(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     data = [Signal(rank, "data", peer, 0) for peer in peers]
     raised = tuple([Signal(peer, "data", rank, 0) for peer in peers])
     steps = enter_all(rank, dict.fromkeys(peers, COMPUTE))
-    steps.append(_return(problem, rank, range(problem.world)))
+    steps.append(_return(problem, rank))
     steps.append(Step("sent", COMPUTE, "raise", "none", signals=raised))
     steps.append(Step("wait.returned", COMPUTE, "wait", "none", signals=tuple(data)))
     if problem.rows[rank]:
@@ -162,12 +162,12 @@ def _combine(problem: Problem, schedule: Schedule, rank: int) -> RankPlan:
     return RankPlan(rank, (*operand_buffers(problem, rank), window), tuple(steps))
 
 
-def _return(problem: Problem, rank: int, owners: Sequence[int]) -> Step:
+def _return(problem: Problem, rank: int) -> Step:
     """Return the step that stores products at the owners of their tokens."""
     topk, rows = problem.topk, problem.rows
     targets = [
         Region(owner, RETURNED, 0, rows[owner] * topk, 0, problem.n, of=rank)
-        for owner in owners
+        for owner in range(problem.world)
         if rows[owner]
     ]
     return _step(problem, rank, "experts", "return", [_rows(problem, rank)], targets)

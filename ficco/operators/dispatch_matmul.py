@@ -53,7 +53,7 @@ def _rows(p: Problem, x: Array, arrays: Arrays, rank: int) -> Exact:
 OPERATOR = Operator(
     name="dispatch_matmul",
     label="disp+mm",
-    about="send tokens to the ranks of their experts, and multiply them there",
+    about="send all tokens to all ranks, and multiply on each rank the rows of its experts",
     flow=Flow("gather", "experts", "multiply", "all_gather"),
     schedules=("two_waves",),
     check=experts.check,

@@ -29,7 +29,7 @@ def rank_in(group: Any) -> int:
     """
     import torch.distributed as dist
 
-    if type(group) is dist.ProcessGroup:  # get_rank takes ten times as long
+    if type(group) is dist.ProcessGroup:  # get_rank is slower
         return int(group.rank())
     rank = dist.get_rank(group)
     if rank < 0:

@@ -77,7 +77,7 @@ def experts(rank: int, world: int, folder: Path) -> None:
             exact = computed(net, words)
             ficco.overlap(net, strict=not differ)
             told = ficco.explain(net)
-            where = "hold other tokens" if differ else "takes its part of the tokens"
+            where = "hold different tokens" if differ else "takes its part of the tokens"
             assert "experts of the Hugging Face plan -> moe over 2 ranks" in told, told
             assert where in told and "ep_dispatch_experts" not in told.partition("left")[2], told
             reserved = 0 if differ else ficco.reserve(net, words.numel())

@@ -124,11 +124,11 @@ def _unfit(module: Module, implementation: Any, mesh: DeviceMesh) -> str:
     if has_bias:
         return "its experts have biases"
     if has_norm:
-        return "its experts have a norm behind them"
+        return "its experts have a norm after them"
     weights = [getattr(module, key, None) for key in _names(bool(has_gate))]
     for weight in weights:
         if not isinstance(weight, Tensor) or weight.dim() != 3:
-            return "its weights are not [experts, n, k], as those of quantized experts"
+            return "its weights are not [experts, n, k]; quantized ones are not"
         local = local_part(weight)
         if type(local) not in (Tensor, torch.nn.Parameter) or local.dtype not in PROBLEM_NAME_OF:
             return f"its weights are {local.dtype}, a {class_name(local)}"

@@ -62,7 +62,8 @@ def check_amd_kernels(problem: Problem, schedule: Schedule) -> None:
     """
     if problem.flow.routes:
         raise ScheduleError(
-            f"{problem.op} does not run on AMD devices: there are no kernels for rows of experts"
+            f"{problem.op} does not run on AMD devices: there are no kernels for rows of experts; "
+            "use NVIDIA GPUs, the host engine, or torch.distributed"
         )
     if schedule.transport == "sm":
         raise amd_refusal("transport", "sm", "there is no kernel that stores at peers", "dma")
