@@ -70,8 +70,8 @@ def first_table(page: Page) -> str:
             cells = [experts.range_of(document, kind, [each]) for each in REGIMES]
             best = "-" if "-" in cells else experts.range_of(document, kind, regimes)
             rows.append([
-                f"{words} mixtures of experts: {layers} layers, 1024 and 4096 tokens a GPU, uniform "
-                "routing",
+                f"{words} mixtures of experts: {layers} layers, 1024 and 4096 tokens a GPU, "
+                "uniform routing",
                 *cells, best, "`ficco.moe`: [tutorial](docs/tutorials/mixture_of_experts.md)",
                 _place(document),
             ])  # fmt: skip

@@ -71,8 +71,8 @@ def moe(  # noqa: PLR0913 - a call has this many options
 
     A collective call: all ranks make it, after torch.distributed.init_process_group. Rank r owns
     the experts from r e to r e + e - 1. All tokens travel to all ranks during the first GEMM, and
-    results return to their tokens during the second one. It is differentiable in x, gates, w_in and w_out; the
-    backward pass is a collective call, too.
+    results return to their tokens during the second one. It is differentiable in x, gates, w_in and
+    w_out; the backward pass is a collective call, too.
 
     Args:
         x: [T, d], this rank's tokens.
@@ -90,7 +90,7 @@ def moe(  # noqa: PLR0913 - a call has this many options
             this rank's.
         capacity: rows of this rank's experts for which there is memory; see below.
         schedule: a Schedule or its name; "auto", the default: the one predicted to be fastest. A
-            pair: that of `dispatch_matmul`, and that of `matmul_combine`. Backward uses "auto", too,
+            pair: that of `dispatch_matmul`, and that of `matmul_combine`. Backward uses "auto",
             unless it is "serial".
 
     The rows of a rank depend on the tokens' choices; T k on average. With capacity=None the host
@@ -103,7 +103,8 @@ def moe(  # noqa: PLR0913 - a call has this many options
     Returns:
         [T, d]: for each token the sum over its experts, in the order of its ids, in float32, then
         rounded to the dtype of x; `serial` also rounds the sums of each rank's experts before it
-        adds them. 0 if a token has no expert; NaN if it lost a row, or has an id that is not below the number of experts.
+        adds them. 0 if a token has no expert; NaN if it lost a row, or has an id that is not below
+        the number of experts.
 
     Raises:
         InputError: arguments do not fit; or an earlier call had more rows than its capacity, or a

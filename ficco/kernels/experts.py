@@ -27,8 +27,8 @@ expert; an id past the last expert is an error, and its slot is in no list.
     4 + 2 experts + T topk  [M x topk] the list: slots by expert, those of own tokens first, then by
                             number; -1 from R on
 
-Operands are bfloat16, float16 or float32, of one dtype. Products and sums are float32, rounded once.
-`ficco.kernels.experts_gradient` has the gradients of weights.
+Operands are bfloat16, float16 or float32, of one dtype. Products and sums are float32,
+rounded once. `ficco.kernels.experts_gradient` has the gradients of weights.
 """
 
 from __future__ import annotations
