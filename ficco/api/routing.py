@@ -176,8 +176,8 @@ def route(
             this rank's.
         capacity: rows for which this rank makes room, 1 or more. If a rank gets more rows, or if an
             id is not below `experts`, a later `ficco.route`, `ficco.moe` or
-            `ficco.synchronize` raises an error on every rank. Without a capacity the rank makes room
-            for all rows, and `Routing.count` raises the error.
+            `ficco.synchronize` raises an error on every rank. Without a capacity the rank makes
+            room for all rows, and `Routing.count` raises the error.
         group: a ProcessGroup or a DeviceMesh of one dimension; None: all ranks.
 
     Returns:
