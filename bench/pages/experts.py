@@ -15,9 +15,9 @@ FIRST = (
     "experts of Mixtral, 64 of Qwen3-30B, 16 of Qwen3-235B and 16 of DeepSeek-V3; the last two "
     "models have more experts than two such GPUs hold. A figure is the median of interleaved "
     "rounds, in microseconds per call of the slowest rank. Eight routings, and the weights "
-    "of several layers, are used in turn. A routing that `ficco.moe` had not seen took the "
-    "host longer than these figures show. Since then capacities are rounded up to avoid this; "
-    "that is not measured."
+    "of several layers, are used in turn. Where no capacity was given, a new routing made the host "
+    "prepare its calls again; these figures do not include that. Since then capacities are rounded "
+    "up, so that calls share what is prepared. This form is not measured."
 )
 WAYS = (
     "- *`ficco.moe`* reads the number of rows on the host where it needs it. *With a capacity* the "
