@@ -72,14 +72,13 @@ class Problem:
         import torch
 
         from ficco.kernels import experts
+        from ficco.operators.routing import Routed
 
         tokens, kind = count // self.topk, {"dtype": torch.bfloat16, "device": "cuda"}
         ids = routed(tokens, self.topk, self.experts, routing)
-        size = experts.routing_size(self.experts, self.topk, tokens, tokens)
+        sizes = Routed(self.experts, self.topk, (tokens,))
         integers = {"dtype": torch.int32, "device": "cuda"}
-        rows = experts.Rows(
-            torch.empty(size, **integers), self.experts, 1, self.topk, 0, tokens, tokens
-        )
+        rows = experts.Rows.of(sizes, 0, torch.empty(sizes.length(0), **integers))
         space = experts.workspace_size(count, self.experts, 1)
         experts.route(ids, torch.empty(space, **integers), rows, 0)
         ends = rows.routing[experts.HEADER :][: self.experts].contiguous()

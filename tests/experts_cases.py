@@ -10,6 +10,7 @@ import torch
 
 from ficco.kernels import experts, experts_gradient
 from ficco.kernels.experts_tiles import ExpertTile
+from ficco.operators.routing import Routed
 
 Tensor = torch.Tensor
 
@@ -60,12 +61,10 @@ class Case:
     def listed(self, rank: int) -> experts.Rows:
         """Run `route`, and compare all of its result."""
         own, slots = self.own(rank), self.ids.numel()
-        size = experts.routing_size(self.experts, self.topk, self.tokens[rank], self.bases[-1])
+        sizes = Routed(self.experts, self.topk, tuple(self.tokens))
         garbage = {"dtype": torch.int32, "device": self.device}
-        routing = torch.full((size,), -77, **garbage)
-        rows = experts.Rows(
-            routing, self.experts, self.world, self.topk, own.start, own.stop, self.bases[-1]
-        )
+        routing = torch.full((sizes.length(rank),), -77, **garbage)
+        rows = experts.Rows.of(sizes, rank, routing)
         space = experts.workspace_size(slots, self.experts, self.world)
         experts.route(self.ids, torch.full((space,), 99, **garbage), rows, rank)
         listed, ends, own_ends = self.wanted_list(rank)

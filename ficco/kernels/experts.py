@@ -1,6 +1,6 @@
 """Mixture of experts on a device: the list of rows, grouped products, sums of slots.
 
-    rows = Rows(routing, experts, world, topk, own_begin, own_end, tokens)
+    rows = Rows.of(sizes, rank, routing)
     route(ids, workspace, rows, rank)             # the list of this rank's rows
     grouped(rows, x, gathered, w, y)              # y[i] = x[token of i] . w[expert of i]
     grouped_return(rows, h, w, own, windows, bases)    # h[i] . w[expert of i], at its owner
@@ -15,7 +15,7 @@ There are `world` ranks with `experts` experts each. M tokens of all ranks are n
 rank; each has `topk` slots. Slot j of token t has the number t x topk + j. An id below 0 is no
 expert; an id past the last expert is an error, and its slot is in no list.
 
-`routing`, int32 [routing_size(...)], of a rank with T tokens:
+`routing`, int32 [`Routed.length(rank)`], of a rank with T tokens:
 
     0                       R, the number of rows: slots with an expert of this rank
     1                       1 + the first slot of all with an id past the last expert, or 0
@@ -60,10 +60,9 @@ from ficco.kernels.declarations import (
 from ficco.kernels.experts_tiles import ExpertTile, product_tile
 from ficco.kernels.one_kernel import ALIGN, power
 from ficco.kernels.variants import Launch
-from ficco.operators.routing import HEADER, Routed
+from ficco.operators.routing import HEADER, MOST_EXPERTS, Routed
 
 ALL_ROWS, OWN_ROWS, OTHER_ROWS, NO_ROWS = range(4)  # waves
-MOST_EXPERTS = 1024  # of a rank
 _CHUNK, _PLACED, _ROUTE_WARPS = 128, 512, 4  # slots of a program that counts, and that places
 _PACKED = 1024  # slots of a program that packs
 _SUM_COLS, _SUM_WARPS = 1024, 4
@@ -79,7 +78,7 @@ class Rows(NamedTuple):
     """The list of a rank's rows, and what of it the host knows.
 
     Attributes:
-        routing: int32 [routing_size(...)], see the module.
+        routing: int32, see the module.
         experts: of this rank.
         world: number of ranks.
         topk: slots of a token.
@@ -184,11 +183,6 @@ class Call(NamedTuple):
             self.odd,
         )  # fmt: skip
         loading.repeated(key, self.launch, pointers, self.numbers, self.arrays)()
-
-
-def routing_size(experts: int, topk: int, own_tokens: int, tokens: int) -> int:
-    """Return the length of `routing` of a rank with `own_tokens` of all `tokens`."""
-    return HEADER + 2 * experts + (own_tokens + tokens) * topk
 
 
 # ---- the list
@@ -377,8 +371,11 @@ def grouped_return(  # noqa: PLR0913 - an operand, or a choice, each
     """
     if not rows.tokens:
         return
-    if windows is None:  # as if one rank had all tokens: the first begins at 0, a word of the table
-        rows, rank, windows, bases = rows._replace(world=1), 0, rows.routing, rows.routing[3:]
+    if (
+        windows is None
+    ):  # as if one rank had all tokens: the last number of the header, 0, is the first
+        zero = rows.routing[HEADER - 1 :]
+        rows, rank, windows, bases = rows._replace(world=1), 0, rows.routing, zero
     pointers = {"x": h, "gathered": h, "w": _flat(w), "y": own, "routing": rows.routing}
     pointers |= {"windows": windows, "bases": bases}
     numbers = {"wave": wave, "capacity": int(h.shape[0]), "copy": copy, "rank": rank}

@@ -14,7 +14,7 @@ import triton.language as tl
 from ficco.kernels.declarations import EXPERTS_PRODUCT
 from ficco.kernels.sum_epilogue import halves
 
-_HEADER = tl.constexpr(4)  # numbers of `routing` before the ends; as in `experts`
+_HEADER = tl.constexpr(4)  # as in `operators.routing`
 _OWN, _OTHERS = tl.constexpr(1), tl.constexpr(2)  # waves
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from ficco.kernels.declarations import EXPERTS_COUNT, EXPERTS_PACK, EXPERTS_PLACE, EXPERTS_SCAN
 
-_HEADER = tl.constexpr(4)  # numbers of `routing` before the ends; as in `experts`
+_HEADER = tl.constexpr(4)  # as in `operators.routing`
 _SCANNED = tl.constexpr(1024)  # numbers of a line that are added up at once
 _BINS = tl.constexpr(128)  # bins that are added up at once
 _RANKS = tl.constexpr(64)  # the most ranks
