@@ -264,7 +264,10 @@ def _gated(z: Tensor, gates: Tensor, act: Activation, named: bool) -> Tensor:
     if named and not _compiling() and torch.is_grad_enabled():
         gated: Tensor = _GatedActivation.apply(z, gates, act)  # type: ignore[no-untyped-call]
         return gated
-    h = act(z)
+    return _times_gates(act(z), gates)
+
+
+def _times_gates(h: Tensor, gates: Tensor) -> Tensor:
     return (h.float() * gates.unsqueeze(-1)).to(h.dtype)
 
 
@@ -297,8 +300,7 @@ class _GatedActivation(torch.autograd.Function):
         """Return act(z) times gates."""
         ctx.save_for_backward(z, gates)
         ctx.act = act
-        h = act(z)
-        return (h.float() * gates.unsqueeze(-1)).to(h.dtype)
+        return _times_gates(act(z), gates)
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -311,5 +313,5 @@ class _GatedActivation(torch.autograd.Function):
         dgates = (wide * h.detach().float()).sum(-1) if ctx.needs_input_grad[1] else None
         dz = None
         if ctx.needs_input_grad[0]:
-            (dz,) = torch.autograd.grad(h, leaf, (wide * gates.unsqueeze(-1)).to(h.dtype))
+            (dz,) = torch.autograd.grad(h, leaf, _times_gates(dh, gates))
         return dz, dgates, None
