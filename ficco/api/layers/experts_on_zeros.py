@@ -1,7 +1,7 @@
 """Calls of experts on zeros: what `reserve` makes, so that no later call grows a window.
 
 A window has, in each of two copies, rows of d elements: as many as all ranks have tokens, or as the
-rank with most tokens has slots if these are more. The routing changes nothing.
+rank with most tokens has slots if these are more. The size does not depend on the routing.
 """
 
 from __future__ import annotations
