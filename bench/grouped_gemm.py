@@ -47,12 +47,10 @@ BARS = {"over_select": 1.05, "over_permuted": 0.95, "over_index_add": 1.05}
 def routed(tokens: int, topk: int, experts: int, routing: str) -> Any:
     """Return random distinct experts of each token, int32 [tokens, topk]."""
     import torch
+    from experts_compared.routing import draw
 
-    weights = torch.ones(experts)
-    if routing == "zipf":
-        weights = 1 / (1 + torch.randperm(experts).float())
-    noise = -torch.log(-torch.log(torch.rand(tokens, experts)))
-    return (noise + weights.log()).topk(topk, 1).indices.int().contiguous().cuda()
+    ids, _ = draw(tokens, experts, topk, routing, torch.Generator("cuda").manual_seed(0))
+    return ids.int().contiguous()
 
 
 class Problem:

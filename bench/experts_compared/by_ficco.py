@@ -1,4 +1,4 @@
-"""Mixtures of experts by ficco: the whole layer, and its two calls with named schedules."""
+"""Mixtures of experts by ficco: the whole layer, with or without a capacity."""
 
 from __future__ import annotations
 
@@ -9,35 +9,26 @@ import torch
 
 from experts_compared.layer import Layer
 
-__all__ = ["calls", "whole"]
+__all__ = ["way"]
 
 Tensor = torch.Tensor
-Way = Callable[..., Tensor]
 
 
-def whole(limited: bool) -> Way:
-    """Return ficco.moe as a function of operands, with a capacity if `limited`."""
+def way(limited: bool, schedule: str | tuple[str, str] = "auto") -> Callable[..., Tensor]:
+    """Return ficco.moe as a function of a layer, the number of its routing, and operands.
+
+    Args:
+        limited: whether to pass a capacity.
+        schedule: of the call, or of its dispatch and its combine.
+    """
     import ficco
 
     def run(layer: Layer, i: int, *operands: Any) -> Tensor:
         x, gates, w_in, w_out = operands
         capacity = layer.capacity if limited else None
-        found: Tensor = ficco.moe(x, layer.ids[i], gates, w_in, w_out, capacity=capacity)
-        return found
-
-    return run
-
-
-def calls(dispatch: str, combine: str) -> Way:
-    """Return ficco's calls with two schedules as a function of operands."""
-    import ficco
-
-    def run(layer: Layer, i: int, *operands: Any) -> Tensor:
-        x, gates, w_in, w_out = operands
         found: Tensor = ficco.moe(
-            x, layer.ids[i], gates, w_in, w_out, capacity=layer.capacity,
-            schedule=(dispatch, combine),
-        )  # fmt: skip
+            x, layer.ids[i], gates, w_in, w_out, capacity=capacity, schedule=schedule
+        )
         return found
 
     return run

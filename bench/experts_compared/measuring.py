@@ -143,8 +143,8 @@ class Measuring:
                 raise RuntimeError(f"ficco would run plain torch.distributed: {why}")
             schedules = {"waves": ("two_waves", "push_sm"), "serial": ("serial", "serial")}
             if name in schedules:
-                return by_ficco.calls(*schedules[name])
-            return by_ficco.whole(name == "auto_cap")
+                return by_ficco.way(True, schedules[name])
+            return by_ficco.way(name == "auto_cap")
         if name in points.ALONE:
             return Alone(layer, name == "floor")
         if name == "symmetric":

@@ -21,8 +21,8 @@ FIRST = (
 )
 WAYS = (
     "- *`ficco.moe`* reads the number of rows on the host where it needs it. *With a capacity* the "
-    "host does not wait. Pairs of schedules are the calls `ficco.dispatch_matmul` and "
-    "`ficco.matmul_combine`, with a capacity.",
+    "host does not wait. Pairs of schedules are those of its two operators, with a "
+    "capacity.",
     "- *NCCL all-to-all* sends slots, after the host has read how many; PyTorch permutes rows.",
     "- *NCCL all-gather* sends all tokens to all ranks, and adds up results by a reduce-scatter.",
     "- *Symmetric memory* is PyTorch's: each rank stores rows at its peers. Forward only.",

@@ -329,8 +329,9 @@ def _schedule_of(name: str, schedule: str | Schedule) -> str | Schedule:
     """
     if schedule == AUTO:
         return schedule
-    chosen, flow = Schedule.read(schedule), registry.get(name).flow
-    if flow.routes:  # a gather and a return have different schedules
+    chosen, operator = Schedule.read(schedule), registry.get(name)
+    flow = operator.flow
+    if not operator.general:  # its mirror has other schedules
         return schedule if chosen.name == "serial" else AUTO
     if chosen.transport == "sm" and not flow.shares:
         return schedule if (chosen.moves or sends(chosen, flow)) and flow.splits else AUTO

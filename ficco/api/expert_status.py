@@ -7,6 +7,7 @@ Ranks find the same faults, because each of them sees all ids and all capacities
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ Tensor = torch.Tensor
 
 OVERFLOW, WRONG_ID = 1, 2  # kinds of faults: word 0; see `kernels.experts.Faults`
 _WORDS = 4
+_MOST_TAGS = 4096
+_UNKNOWN = -1  # the rank of a fault of a call whose sizes are forgotten
 
 _statuses: dict[tuple[Any, torch.device], Status] = {}
 
@@ -36,11 +39,16 @@ class Status:
         self.shown = self.words
         if device.type == "cuda":
             self.shown = torch.zeros(_WORDS, dtype=torch.int32, pin_memory=True)
-        self._tags: dict[Routed, int] = {}  # of all calls
+        self._tags: dict[Routed, int] = {}  # of the last calls
+        self._numbers = count()
 
     def tag_of(self, sizes: Routed) -> int:
         """Return the number of these sizes, which a fault keeps."""
-        return self._tags.setdefault(sizes, len(self._tags))
+        if sizes not in self._tags:
+            if len(self._tags) >= _MOST_TAGS:
+                del self._tags[next(iter(self._tags))]
+            self._tags[sizes] = next(self._numbers)
+        return self._tags[sizes]
 
     def note(self, found: list[int]) -> None:
         """Keep a fault on the CPU, unless there is one already."""
@@ -67,8 +75,8 @@ class Status:
         kind, first, second, third = words
         if kind == OVERFLOW:
             return words
-        sizes = next(sizes for sizes, tag in self._tags.items() if tag == third)
-        return [kind, *sizes.token_of(first), second]
+        sizes = next((sizes for sizes, tag in self._tags.items() if tag == third), None)
+        return [kind, *(sizes.token_of(first) if sizes else (_UNKNOWN, first)), second]
 
 
 def status_of(group: Any, device: torch.device) -> Status:
@@ -134,7 +142,10 @@ def in_words(words: list[int]) -> str:
 
 def wrong_id(rank: int, token: int, expert: object) -> str:
     """Return a sentence about an id that no expert has, without a stop."""
+    where = f"ids of rank {rank} have expert {expert} at token {token}"
+    if rank == _UNKNOWN:
+        where = f"ids have expert {expert} at slot {token} of all ranks"
     return (
-        f"ids of rank {rank} have expert {expert} at token {token}, and there is no such expert; "
-        "ids are below the number of experts, or negative for no expert"
+        f"{where}, and there is no such expert; ids are below the number of experts, or negative "
+        "for no expert"
     )

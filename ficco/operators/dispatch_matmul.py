@@ -45,8 +45,8 @@ def _rows(p: Problem, x: Array, arrays: Arrays, rank: int) -> Exact:
     rows = x[routing.slots[:count] // p.topk]
     value = experts.zeros(x, p.capacities[rank], w.shape[2])
     magnitude = experts.zeros(x, p.capacities[rank], w.shape[2])
-    experts.by_expert(p, routing, w, rows, value)
-    experts.by_expert(p, routing, abs(w), abs(rows), magnitude)
+    experts.by_expert(routing, w, rows, value)
+    experts.by_expert(routing, abs(w), abs(rows), magnitude)
     return Exact(value, magnitude, zero_of(value), p.k)
 
 
@@ -66,5 +66,6 @@ OPERATOR = Operator(
     pose=experts.pose,
     per_rank=("xs", "ids", "ws"),
     drawn=experts.drawn,
+    general=False,
     function=expert_functions.DISPATCH,
 )

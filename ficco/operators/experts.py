@@ -86,7 +86,7 @@ def weights_of(problem: Problem, arrays: Arrays) -> Array:
     return w.reshape(problem.experts, problem.k, -1)
 
 
-def by_expert(problem: Problem, routing: Table, w: Array, rows: Array, value: Array) -> None:
+def by_expert(routing: Table, w: Array, rows: Array, value: Array) -> None:
     """Store rows, in the order of the list, times the weights of their experts in `value`."""
     begin = 0
     for e, edge in enumerate(routing.ends.tolist()):

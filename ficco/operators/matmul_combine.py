@@ -50,7 +50,7 @@ def _return(p: Problem, arrays: Arrays, rank: int, value: Array, magnitude: Arra
     x, slots = wide(arrays["x"])[:needed], routing.slots[:needed]
     for target, rows, weight in ((value, x, w), (magnitude, abs(x), abs(w))):
         products = experts.zeros(x, needed, w.shape[2]) + float("nan")
-        experts.by_expert(p, routing, weight, rows[:capacity], products)
+        experts.by_expert(routing, weight, rows[:capacity], products)
         target[slots] = products
 
 
@@ -82,5 +82,6 @@ OPERATOR = Operator(
     pose=experts.pose,
     per_rank=("xs", "ids", "ws"),
     drawn=experts.drawn,
+    general=False,
     function=expert_functions.COMBINE,
 )

@@ -356,6 +356,7 @@ class Operator:
         function: the operator as a function of PyTorch; None: it has none.
         about: one line on what a rank gets, for lists.
         schedules: named schedules that not every operator has.
+        general: whether it has the schedules of every operator, too; else only `serial`.
         check: rejects an invalid problem of this operator; messages name the field. None: the
             checks of `Problem` suffice.
         fields: maps world, m, n, k and rows per rank to the fields of `Problem.chunked`.
@@ -393,11 +394,12 @@ class Operator:
     alike: tuple[str, ...] = ()
     per_rank: tuple[str, ...] = ("xs", "ws")
     drawn: Callable[[Problem, Draw], list[dict[str, Array]]] | None = None
+    general: bool = True
 
     @property
     def usual_schedule(self) -> str:
         """The name of the schedule of nodes and commands for which none is named."""
-        return self.schedules[0] if self.flow.routes else "hetero_fused_1d"
+        return "hetero_fused_1d" if self.general else self.schedules[0]
 
     @functools.cached_property
     def arguments(self) -> tuple[str, ...]:

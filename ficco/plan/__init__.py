@@ -181,6 +181,11 @@ class Experts(NamedTuple):
     targets: tuple[Region, ...]
     turned: bool = False
 
+    @property
+    def adds_own(self) -> bool:
+        """Whether it adds up, for the tokens of all ranks, rows of this rank's experts alone."""
+        return self.mode == "sum" and self.sources[0].of >= 0
+
 
 class Part(NamedTuple):
     """A part of a gated step: waits for its signals, does its work, raises its signals.

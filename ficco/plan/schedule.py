@@ -178,7 +178,7 @@ class Schedule:
         """
         if op is not None and not isinstance(op, str):
             raise InputError(f"op={_shown(op)}: the name of an operator, or None, is needed")
-        if op is not None and registry.get(op).flow.routes:
+        if op is not None and not registry.get(op).general:
             return ("serial", *registry.get(op).schedules)
         first = ("serial", "shard_p2p")
         others = {name for known in registry.names() for name in registry.get(known).schedules}

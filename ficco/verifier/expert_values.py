@@ -113,7 +113,7 @@ def summed(values: Values, work: Experts) -> list[Parts] | str:
     if source.of not in (-1, rank):
         return f"{source} is not what the experts of rank {rank} return, nor what all return"
     own = sizes.first_slot(rank), sizes.first_slot(rank + 1)
-    begin, end = own if source.of < 0 else (0, sizes.slots)
+    begin, end = (0, sizes.slots) if work.adds_own else own
     if wrong or source.rows != end - begin or source.rows != target.rows * topk:
         return wrong or f"{source} and {target} do not have slots {begin} to {end} and their tokens"
     results: Parts = []

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import DENSE, ROUTED
 from double_control import environment
 from test_gpu_command_lines import Line, call, check_refusal, check_trace
 
 from ficco import operators
-from ficco.operators import OPERATORS
 from ficco.plan.schedule import Schedule
 
 SIZES = ("--m", "67", "--n", "33", "--k", "50")
@@ -41,7 +41,7 @@ def served(op: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("op", [op for op in OPERATORS if not operators.get(op).flow.routes])
+@pytest.mark.parametrize("op", DENSE)
 def test_every_operator_runs(given: dict[str, str], tmp_path: Path, op: str) -> None:
     line = Line(f"operator {op}", ("run", op, *RUN))
     traced = ("--trace", "trace.json") if op == "all_gather_matmul" else ()
@@ -74,8 +74,9 @@ def test_what_devices_of_amd_lack_is_refused(
     check_refusal(line, call(tmp_path, line, given))
 
 
-def test_experts_are_refused(given: dict[str, str], tmp_path: Path) -> None:
-    words = ("run", "dispatch_matmul", *RUN, "--schedule", "two_waves")
+@pytest.mark.parametrize("op", ROUTED)
+def test_experts_are_refused(given: dict[str, str], tmp_path: Path, op: str) -> None:
+    words = ("run", op, *RUN, "--schedule", Schedule.names(op)[-1])
     line = Line("refused", words, 2, "no kernels for rows of experts")
     check_refusal(line, call(tmp_path, line, given))
 

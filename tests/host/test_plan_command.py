@@ -87,15 +87,13 @@ def test_it_prints_and_proves_what_runs(capsys: Any, name: str, target: str) -> 
     assert code == 0 and out.startswith("right:")
 
 
-@pytest.mark.parametrize("target", ["host", "cuda", "hip"])
+@pytest.mark.parametrize("target", ["host", "cuda"])
 @pytest.mark.parametrize("op", ["dispatch_matmul", "matmul_combine"])
 def test_it_prints_and_proves_programs_of_experts(capsys: Any, op: str, target: str) -> None:
     words = ["plan", op, "--ranks", "3", "--m", "12", "--n", "4", "--k", "6", "--program"]
     words += ["--target", target]
     code, out, said = call(capsys, *words)
-    if code:
-        assert target == "hip" and "kernel" in said, said
-        return
+    assert code == 0, said
     mode = "gather" if op == "dispatch_matmul" else "return"
     assert f"experts {mode} routing@2[" in out and " of rank 1" in out, out
     code, out, _ = call(capsys, *words, "--json")

@@ -98,7 +98,7 @@ def left(folder: Path, world: int) -> None:
     first, second = (layer.mlp.experts for layer in net.model.layers)
     first.has_bias, second.has_post_expert_norm = True, True
     told = ficco.explain(ficco.overlap(net))
-    for words in ("its experts have biases", "its experts have a norm behind them"):
+    for words in ("its experts have biases", "its experts have a norm after them"):
         assert words in told, told
     ficco.restore(net)
     first.has_bias = False

@@ -67,7 +67,7 @@ def rows_reach_their_peers() -> None:
 
 
 def activations_are_right() -> None:
-    """Rows behind the count are not touched."""
+    """Of the rows below the count, activation and gradient are those of PyTorch."""
     from experts_compared import kernels
 
     z = torch.randn(5, 2 * D)

@@ -121,10 +121,10 @@ def _return(
 
 def _sum(work: Experts, rank: int, table: Table, source: Array, target: Array) -> None:
     """Add up the rows of each token's slots that have an expert, in order."""
-    sizes, topk, of = work.sizes, work.sizes.topk, work.sources[0].of
+    sizes, topk = work.sizes, work.sizes.topk
     most = sizes.experts * len(sizes.rows)
     wrong = (table.own.reshape(-1, topk) >= most).any(1)
-    if of < 0:
+    if not work.adds_own:
         valid = ((table.own >= 0) & (table.own < most)).reshape(-1, topk)
     else:  # the rows of this rank's experts alone, for the tokens of all ranks
         flat = np.zeros(sizes.slots, bool)

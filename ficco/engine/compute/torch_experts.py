@@ -48,7 +48,7 @@ def perform(
 
 def _sum(work: Experts, rows: kernels.Rows, source: Tensor, target: Tensor) -> None:
     """Add up the rows that this rank's experts return, for the tokens of all ranks."""
-    if work.sources[0].of < 0:
+    if not work.adds_own:
         kernels.slot_sums(rows, source, target)
         return
     sizes, listed = work.sizes, rows.routing[rows.list_at :].long()

@@ -129,7 +129,7 @@ def points(  # noqa: PLR0913 - a point depends on as many facts
         sends: whether one launch may send rows, or products by rows.
     """
     schedules = [serial(world, machine)]
-    if _flow(op).routes:
+    if not registry.get(op).general:
         own = [Schedule.named(name).resolve(world, machine) for name in registry.get(op).schedules]
         return (*schedules, *(own if world > 1 and gates else ()))
     if world == 1 or (sums and machine.engine == "cuda"):

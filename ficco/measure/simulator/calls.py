@@ -175,7 +175,7 @@ class Calls:
         sizes, world = work.sizes, len(work.sizes.rows)
         if work.weight is None:
             (source,) = work.sources
-            if source.of >= 0:  # of one rank's experts, by PyTorch
+            if work.adds_own:  # by PyTorch
                 return self._stream_ns(
                     bytes_of_sums(source.rows, source.cols, self._item[source.buffer])
                 )

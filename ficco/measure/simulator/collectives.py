@@ -83,7 +83,7 @@ class _Clock:
             return self._calls.copied(entry.source.area * self._item_bytes) / 1e3
         assert isinstance(entry, Launch)
         us = self._calls.of(entry.work) / 1e3
-        if isinstance(entry.work, Experts) and entry.work.sources[0].of >= 0:  # sums by PyTorch
+        if isinstance(entry.work, Experts) and entry.work.adds_own:  # by PyTorch
             us += calls_of_sums(entry.work.sizes.topk) * self._machine.costs.launch_us
         return us
 
