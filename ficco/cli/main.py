@@ -69,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"ficco: {streams.error_text(failed)}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # of the help text, if Python does not buffer it
+        streams.drop_output()
+        return 0
     if args.command is None:
         command_parser.print_help(sys.stderr)
         return 2

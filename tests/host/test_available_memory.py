@@ -11,7 +11,7 @@ import ficco
 from ficco import _native
 from ficco.cli.main import main
 from ficco.engine import available_memory
-from ficco.operators import OPERATORS, oracle
+from ficco.operators import OPERATORS, oracle, registry
 from ficco.operators.problem import Problem
 
 MIB = 1 << 20
@@ -74,7 +74,10 @@ def test_the_command_refuses_before_it_draws_inputs(
 ) -> None:
     monkeypatch.setattr(oracle, "inputs", None)  # nothing is drawn
     sizes = ["--m", "65536", "--n", "8192", "--k", "8192"]
-    assert main(["run", op, "--ranks", "4", "--schedule", "hetero_fused_1d", *sizes]) == 2
+    assert (
+        main(["run", op, "--ranks", "4", "--schedule", registry.get(op).usual_schedule, *sizes])
+        == 2
+    )
     said = capsys.readouterr().err
     assert "requested, but this machine has 100.00 MiB free" in said
 

@@ -86,9 +86,9 @@ class TestStreams:
         "command", ["doctor", "run --help", "plan --ranks 16 --json", "$RUN", "list"]
     )
     def test_a_reader_that_leaves(self, command: str, no_torch: str) -> None:
-        for reader in ("head -1 | cut -c 1-9", "true"):
+        for reader, unbuffered in (("head -1 | cut -c 1-9", ""), ("true", ""), ("true", "1")):
             line = f"$FICCO {command} | {reader}; echo ${{PIPESTATUS[0]}}"
-            done = ficco(line, PYTHONPATH=no_torch)
+            done = ficco(line, PYTHONPATH=no_torch, PYTHONUNBUFFERED=unbuffered)
             assert done.stdout.splitlines()[-1] == "0" and told(done) == []
 
     def test_a_reader_that_leaves_before_a_verdict(self, tmp_path: Path) -> None:

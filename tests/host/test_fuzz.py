@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from arrays import bits
-from test_operators import assert_all_right, random_problem, schedules_for
+from test_operators import assert_all_right, random_grain, random_problem, schedules_for
 
 import ficco
 from ficco.core.machine import Link, Machine
@@ -63,7 +63,7 @@ def test_many_calls_under_random_delays(
             problem = random_problem(rng, op, 3)
             choices = schedules_for(problem)
             schedule = choices[int(rng.integers(len(choices)))]
-            grain = int(rng.integers(1, 6))
+            grain = random_grain(rng, problem, 5)
             given = oracle.inputs(problem, turn)
             found = node.run(problem, given, schedule=schedule, grain=grain)
             about = f"seed {SEED}, call {turn}: {schedule.name} grain {grain} {problem}"
